@@ -1,0 +1,250 @@
+"""The attentions with a T×S matrix: mixtures of Gaussian keys, projected or shifted, and plain softmax."""
+
+from typing import Literal
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from mgk_jax.kernels import checks, dispatch, dropout as dropout_lib, masking, reference, scores, xla
+from mgk_jax.kernels.checks import Dims
+
+EStep = Literal["soft", "hard"]
+Implementation = Literal["reference", "xla"]
+Lengths = Int[Array, "B"] | UInt[Array, "B"]
+
+
+def mixture_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N M H"],
+  value: Float[Array, "B S N V"],
+  *,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  broadcast_dropout: bool = False,
+  implementation: Implementation | None = None,
+) -> Float[Array, "B T N V"]:
+  """Attention whose weights are the posterior of a Gaussian mixture with M keys per position (MGK).
+
+      s_ijr = log π_jr − ‖q_i − k_jr‖² / 2σ_r²
+      A_ij  = Σ_r exp(s_ijr) / Σ_j' Σ_r' exp(s_ij'r')        estep="soft", Eqn 9
+      A_ij  = max_r exp(−‖q_i − k_jr‖² / 2σ_r²) / Σ_j' max_r …   estep="hard", Eqn 12, in which the prior plays no part
+      h_i   = Σ_j A_ij v_j                                    Eqn 10
+
+  Scores and normalisers are float32 (float64 for float64 inputs) and in log space: every finite input gives finite
+  values and gradients. A query without an allowed key returns zeros and has zero gradients.
+
+  Args:
+    query: [B, T, N, H].
+    key: [B, S, N, M, H], the M keys of each position.
+    value: [B, S, N, V]; V may differ from H.
+    log_prior: log π, [N, M] or [S, N, M]; need not be normalised, −inf switches a component off. None: equal weights.
+    variance: σ², one positive number for all components or [M]. None: √H.
+    mask: boolean, True = attend, of any shape that broadcasts to [B, N, T, S].
+    is_causal: query i sees keys j <= i.
+    query_seq_lengths: [B]; rows at or past it are zero.
+    key_value_seq_lengths: [B]; keys at or past it are not attended. "xla" does no work for what lies past the lengths.
+    estep: "soft" or "hard".
+    dropout_rate: probability with which an attention weight is dropped; the same weights in every implementation.
+    dropout_rng: a jax.random key; required when dropout_rate > 0.
+    broadcast_dropout: drop the same pairs (i, j) in all examples and heads.
+    implementation: "reference" (memory O(T·S·M)), "xla" (O(T + S)) or None for the best one.
+
+  Returns:
+    [B, T, N, V] in the dtype of the inputs.
+
+  Raises:
+    ValueError, TypeError: a malformed argument; the message states what was expected and what came.
+  """
+  query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
+  log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
+  checks.one_of("estep", estep, checks.ESTEPS)
+  log_prior = None if estep == "hard" else log_prior
+
+  return _attend(
+    {
+      "xla": lambda: scores.gaussian(query, key, log_prior, variance),
+      "reference": lambda: reference.gaussian_scores(query, key, log_prior, variance),
+    },
+    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
+  )  # fmt: skip
+
+
+def shifted_mixture_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N H"],
+  value: Float[Array, "B S N V"],
+  shift: Float[Array, "N M H"],
+  *,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  broadcast_dropout: bool = False,
+  implementation: Implementation | None = None,
+) -> Float[Array, "B T N V"]:
+  """`mixture_attention` with keys k_jr = k_j + b_r that are shifts of one another (sMGK).
+
+  With one variance for all components "xla" needs a single score product and a single exponential per pair, whatever
+  M is: Σ_r exp(s_ijr) factorises. Where the factors could underflow it computes in log space instead, so that the
+  result is always that of the definition (`mgk_jax.kernels.scores` has the derivation and the bound).
+
+  Args:
+    query: [B, T, N, H].
+    key: [B, S, N, H], one key per position.
+    value: [B, S, N, V].
+    shift: b, [N, M, H].
+    log_prior, variance, mask, …: as in `mixture_attention`.
+
+  Returns:
+    [B, T, N, V] in the dtype of the inputs.
+  """
+  query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N H")
+  shift, dims = _check_shift(shift, dims)
+  log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
+  checks.one_of("estep", estep, checks.ESTEPS)
+  log_prior = None if estep == "hard" else log_prior
+
+  return _attend(
+    {
+      "xla": lambda: scores.shifted_gaussian(query, key, shift, log_prior, variance),
+      "reference": lambda: reference.gaussian_scores(query, scores.shift_keys(key, shift), log_prior, variance),
+    },
+    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
+  )  # fmt: skip
+
+
+def softmax_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N H"],
+  value: Float[Array, "B S N V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  broadcast_dropout: bool = False,
+  implementation: Implementation | None = None,
+) -> Float[Array, "B T N V"]:
+  """The baseline: softmax(q kᵀ / √H) v (Eqn 1), with the conventions of `mixture_attention`.
+
+  Args:
+    query: [B, T, N, H].
+    key: [B, S, N, H].
+    value: [B, S, N, V].
+    mask, is_causal, …: as in `mixture_attention`.
+
+  Returns:
+    [B, T, N, V] in the dtype of the inputs.
+  """
+  query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N H")
+  return _attend(
+    {
+      "xla": lambda: scores.dot_product(query, key),
+      "reference": lambda: reference.dot_product_scores(query, key),
+    },
+    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    "soft", dropout_rate, dropout_rng, broadcast_dropout, implementation,
+  )  # fmt: skip
+
+
+def mixture_attention_weights(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N M H"] | Float[Array, "B S N H"],
+  *,
+  shift: Float[Array, "N M H"] | None = None,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+) -> Float[Array, "B N T S"]:
+  """The posterior A_ij itself (Eqn 9 or 12), for looking at; float32. Memory O(T·S·M).
+
+  With `shift` the keys are those of `shifted_mixture_attention`; all else as in `mixture_attention`.
+  """
+  score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
+  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims)
+  return reference.weights(score_BNTSM, where, dims, estep)
+
+
+def responsibilities(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N M H"] | Float[Array, "B S N H"],
+  *,
+  shift: Float[Array, "N M H"] | None = None,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+) -> Float[Array, "B N T S M"]:
+  """γ_ijr, how much component r of key j accounts for query i (Eqn 11); float32, zero where masked. Memory O(T·S·M).
+
+  estep="hard" assigns each pair to its nearest component, in equal shares where several are equally near, without
+  regard to the prior. All else as in `mixture_attention_weights`.
+  """
+  score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
+  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims)
+  return reference.responsibilities(score_BNTSM, where, dims, estep)
+
+
+def _reference_scores(query, key, shift, log_prior, variance, estep) -> tuple[jax.Array, Dims]:
+  query, key, dims = check_mixture(query, key, shift)
+  log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
+  checks.one_of("estep", estep, checks.ESTEPS)
+  key = key if shift is None else scores.shift_keys(key, shift)
+  return reference.gaussian_scores(query, key, None if estep == "hard" else log_prior, variance), dims
+
+
+def check_mixture(query, key, shift) -> tuple[jax.Array, jax.Array, Dims]:
+  """Checks query and key, with a component axis of their own or by `shift`, where there are no values."""
+  query, key, _, dims = checks.query_key_value(
+    query, key, None, key_letters="B S N M H" if shift is None else "B S N H"
+  )
+  return (query, key, dims) if shift is None else (query, key, _check_shift(shift, dims)[1])
+
+
+def _check_shift(shift, dims: Dims) -> tuple[jax.Array, Dims]:
+  shift = checks.float_array("shift", shift)
+  checks.rank("shift", shift, "N M H")
+  dims = dims._replace(M=shift.shape[1])
+  checks.shape("shift", shift, "N M H", dims)
+  return shift, dims
+
+
+def _attend(
+  score_of, value, dims, mask, is_causal, query_lengths, key_lengths, estep, dropout_rate, dropout_rng,
+  broadcast_dropout, implementation,
+) -> jax.Array:  # fmt: skip
+  """Checks what all attentions have in common and runs the implementation on its own kind of scores."""
+  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims)
+  checks.dropout(dropout_rate, dropout_rng)
+  dropout = dropout_lib.make(dropout_rate, dropout_rng, dims, broadcast=broadcast_dropout)
+  out = dispatch.run(
+    implementation,
+    {
+      "xla": lambda: xla.attention(score_of["xla"](), value, where, dims, estep, dropout),
+      "reference": lambda: reference.attention(score_of["reference"](), value, where, dims, estep, dropout),
+    },
+  )
+  return out.astype(value.dtype)

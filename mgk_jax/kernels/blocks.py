@@ -1,0 +1,253 @@
+"""One head of one example, cut into blocks of queries and keys, of which only those are visited that hold anything."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mgk_jax.kernels import dropout as dropout_lib, tiles
+from mgk_jax.kernels.checks import Dims
+from mgk_jax.kernels.dropout import Dropout
+from mgk_jax.kernels.heads import vary_alike
+from mgk_jax.kernels.masking import Masking
+from mgk_jax.kernels.scores import SAFE_RANGE, Scores
+
+QUERY_BLOCK = 512
+KEY_BLOCK = 512  # keys times components
+
+
+class Limits(NamedTuple):
+  """What restricts the pairs of a head, all of it without a gradient. Parts that don't restrict are None.
+
+  With leading axes [B or 1, N or 1] for all heads; without them inside `heads.map_heads`.
+  """
+
+  key_bias: jax.Array | None  # [S], 0 or −inf
+  pair_mask: jax.Array | None  # [T, S or 1]
+  query_length: jax.Array | None  # []
+  key_length: jax.Array | None  # []
+  dropout_rows: jax.Array | None  # [T]
+  dropout_columns: jax.Array | None  # [S]
+
+
+class Options(NamedTuple):
+  """The static part of a call."""
+
+  estep: str
+  is_causal: bool
+  dropout_rate: float = 0.0
+
+
+def limits(masking: Masking, dims: Dims, dtype: jnp.dtype, dropout: Dropout | None = None) -> Limits:
+  """The limits of all heads."""
+  key_part = masking.key_part(dims)
+  return Limits(
+    key_bias=None if key_part is None else jnp.where(key_part, 0, -jnp.inf).astype(dtype),
+    pair_mask=masking.pair_part(),
+    query_length=None if masking.query_lengths is None else masking.query_lengths[:, None],
+    key_length=None if masking.key_lengths is None else masking.key_lengths[:, None],
+    dropout_rows=None if dropout is None else dropout.rows,
+    dropout_columns=None if dropout is None else dropout.columns,
+  )
+
+
+def can_factor(scores: Scores, limits: Limits, options: Options) -> jax.Array | None:
+  """Whether the factored form is safe for each head, [B, N]: min(R_u, R_w) ≤ SAFE_RANGE, derived in `scores`.
+
+  None where there is nothing to factor.
+  """
+  shares_product = scores.key.shape[2] == 1 < scores.num_components
+  if not shares_product or options.estep == "hard" or scores.row is None or scores.column is None:
+    return None
+
+  def spread(x_BNML: jax.Array) -> jax.Array:
+    top = jnp.max(x_BNML, axis=2)
+    return jnp.where(jnp.isneginf(top), 0, top - jnp.min(x_BNML, axis=2))
+
+  row_range, column_range = spread(scores.row), spread(scores.column)
+  if limits.key_bias is not None:
+    column_range = jnp.where(limits.key_bias == 0, column_range, 0)
+  return lax.stop_gradient(jnp.minimum(jnp.max(row_range, axis=-1), jnp.max(column_range, axis=-1)) <= SAFE_RANGE)
+
+
+def in_best_form(kernel: Callable[..., Any], options: Options, operands: tuple[Any, ...]) -> Any:
+  """Runs `kernel` on one head, in the factored form where that is safe, else with all components' scores.
+
+  The operands are scores, anything, limits, what `can_factor` says, and anything.
+  """
+  scores, first, limits, factored, *rest = operands
+
+  def run(use_factors: bool) -> Callable[[], Any]:
+    return lambda: kernel(Head(scores, limits, options, factored=use_factors), first, *rest)
+
+  return run(False)() if factored is None else lax.cond(factored, run(True), run(False))
+
+
+class Head:
+  """The operands of one head, padded to whole blocks, and its tiles.
+
+  Attributes:
+    query: [T', H], `query_HT` its transpose; T' is T padded.
+    key: [C, S', H] with C = M or 1; `row` [M, T'] or None; `column` [M or 1, S'] or None: what the scores add for each
+      key, −inf if it is not allowed.
+    mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
+      between the components in `column`.
+    query_blocks, key_blocks: how many blocks hold anything.
+    has_row, has_column, has_shared: whether the scores have these terms, and so their gradients.
+  """
+
+  def __init__(self, scores: Scores, limits: Limits, options: Options, *, factored: bool = False):
+    self.options, self.limits = options, limits
+    self.T, self.S = scores.query.shape[0], scores.key.shape[1]
+    self.query_size = _block_size(self.T, QUERY_BLOCK)
+    self.key_size = _block_size(self.S, KEY_BLOCK // min(scores.key.shape[0], 2))
+    self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
+    self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
+
+    self.query = self.pad_rows(scores.query, 0)
+    self.query_HT = self.query.T
+    self.key = self.pad_columns(scores.key, 1)
+    row, column = scores.row, scores.column
+    self.mixing: tiles.Mixing | None = None
+    if self.key.shape[0] == 1 and row is not None and column is not None:
+      if factored:
+        column, self.mixing = self._factorise(row, column)
+        row = None
+      elif options.estep == "hard":
+        self.mixing = tiles.Maxima(self.pad_rows(row), self.pad_columns(column))
+        row = column = None
+    self.row = None if row is None else self.pad_rows(row)
+    self.column = self._restrict(column, scores.shared)
+    self.num_components = self.key.shape[0] if scores.column is None else scores.column.shape[0]
+    self.has_row, self.has_column = scores.row is not None, scores.column is not None
+    self.has_shared = scores.shared is not None
+
+    mask, rows, columns = limits.pair_mask, limits.dropout_rows, limits.dropout_columns
+    if mask is not None:
+      mask = self.pad_rows(mask, 0)
+      mask = mask if mask.shape[1] == 1 else self.pad_columns(mask)
+    self.pair_mask = mask
+    self.dropout_rows = None if rows is None else self.pad_rows(rows)
+    self.dropout_columns = None if columns is None else self.pad_columns(columns)
+
+  def _factorise(self, row_MT: jax.Array, column_MS: jax.Array) -> tuple[jax.Array, tiles.Factors]:
+    """ŵ, [1, S], and the factors; padding has factors of 1, so that their products can be divided by."""
+    top_row, top_column = jnp.max(row_MT, axis=0), jnp.max(column_MS, axis=0)
+    row = jnp.exp(row_MT - top_row)
+    column = jnp.exp(column_MS - jnp.where(jnp.isneginf(top_column), 0, top_column))
+    return top_column[None], tiles.Factors(self.pad_rows(row, fill=1), self.pad_columns(column, fill=1))
+
+  def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
+    """All that the scores add for each key, −inf at masked keys and at padding."""
+    bias = self.limits.key_bias
+    if shared is not None:
+      bias = shared if bias is None else shared + bias
+    padded = -(-self.S // self.key_size) * self.key_size
+    if padded > self.S:
+      bias = self.pad_columns(jnp.zeros(self.S, self.key.dtype) if bias is None else bias, fill=-jnp.inf)
+    if bias is None:
+      return column
+    return bias[None] if column is None else self.pad_columns(column) + bias
+
+  def full(self, shape: tuple[int, ...], fill: float = 0) -> jax.Array:
+    """A constant to start a loop's carry with."""
+    return vary_alike((jnp.full(shape, fill, self.query.dtype), self.query))[0]
+
+  def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
+    """Fills the queries along `axis` up to whole blocks."""
+    return _pad(x, axis, self.query_size, fill)
+
+  def pad_columns(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
+    """Fills the keys along `axis` up to whole blocks."""
+    return _pad(x, axis, self.key_size, fill)
+
+  def rows(self, x: jax.Array, i: jax.Array, axis: int = -1) -> jax.Array:
+    """Query block i of an array that has the padded queries along `axis`."""
+    return lax.dynamic_slice_in_dim(x, i * self.query_size, self.query_size, axis)
+
+  def columns(self, x: jax.Array, j: jax.Array, axis: int = -1) -> jax.Array:
+    """Key block j of an array that has the padded keys along `axis`."""
+    return lax.dynamic_slice_in_dim(x, j * self.key_size, self.key_size, axis)
+
+  def set_rows(self, x: jax.Array, i: jax.Array, block: jax.Array, axis: int = -1) -> jax.Array:
+    """`x` with its query block i replaced."""
+    return lax.dynamic_update_slice_in_dim(x, block, i * self.query_size, axis)
+
+  def set_columns(self, x: jax.Array, j: jax.Array, block: jax.Array, axis: int = -1) -> jax.Array:
+    """`x` with its key block j replaced."""
+    return lax.dynamic_update_slice_in_dim(x, block, j * self.key_size, axis)
+
+  def last_key_block(self, i: jax.Array) -> jax.Array | int:
+    """One past the last key block that query block i can see."""
+    if not self.options.is_causal:
+      return self.key_blocks
+    return jnp.minimum(self.key_blocks, -(-(i + 1) * self.query_size // self.key_size))
+
+  def first_query_block(self, j: jax.Array) -> jax.Array | int:
+    """The first query block that can see key block j."""
+    return j * self.key_size // self.query_size if self.options.is_causal else 0
+
+  def allowed(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
+    """What mask and causality allow in a tile, [keys, queries]; None if everything."""
+    parts = []
+    if self.pair_mask is not None:
+      mask = self.rows(self.pair_mask, i, 0)
+      parts.append((mask if mask.shape[1] == 1 else self.columns(mask, j)).T)
+    if self.options.is_causal:
+      query_index = i * self.query_size + jnp.arange(self.query_size)
+      key_index = j * self.key_size + jnp.arange(self.key_size)
+      parts.append(key_index[:, None] <= query_index)
+    return None if not parts else parts[0] & parts[-1]
+
+  def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> list[tiles.Tile]:
+    """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""
+    mixing = self.tile_mixing(i, j)
+    return tiles.scores(
+      self.rows(self.query_HT, i),
+      self.columns(self.key, j, 1),
+      None if self.row is None else self.rows(self.row, i),
+      None if self.column is None else self.columns(self.column, j),
+      allowed,
+      mixing.top() if isinstance(mixing, tiles.Maxima) else None,
+    )
+
+  def tile_mixing(self, i: jax.Array, j: jax.Array) -> tiles.Mixing | None:
+    """The part of the mixing that belongs to a tile, or None."""
+    if self.mixing is None:
+      return None
+    return type(self.mixing)(self.rows(self.mixing.row, i), self.columns(self.mixing.column, j))
+
+  def dropout(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
+    """What dropout multiplies a tile's weights with, [keys, queries], or None."""
+    if self.dropout_rows is None or self.dropout_columns is None:
+      return None
+    rows, columns = self.rows(self.dropout_rows, i), self.columns(self.dropout_columns, j)
+    return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.query.dtype)
+
+  def attending(self, row_T: jax.Array, otherwise: float) -> jax.Array:
+    """A padded array of one number per query with `otherwise` past the query length."""
+    if self.limits.query_length is None:
+      return row_T
+    return jnp.where(jnp.arange(row_T.shape[0]) < self.limits.query_length, row_T, otherwise)
+
+
+def _block_size(length: int, target: int) -> int:
+  """The block size near `target` that pads least; the whole length if it is short."""
+  count = -(-length // target)
+  return length if count == 1 else -(-length // (count * 16)) * 16
+
+
+def _block_count(length: int, size: int, valid: jax.Array | None) -> jax.Array | int:
+  count = -(-length // size)
+  return count if valid is None else jnp.clip(-(-valid // size), 0, count)
+
+
+def _pad(x: jax.Array, axis: int, multiple: int, fill: float) -> jax.Array:
+  missing = -x.shape[axis] % multiple
+  if not missing:
+    return x
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, missing)
+  return jnp.pad(x, widths, constant_values=fill)

@@ -1,0 +1,177 @@
+"""The M step of expectation maximisation for the mixture of keys: priors (setting B of the paper) and variances."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from mgk_jax.kernels import blocks, checks, dispatch, masking, reference, scores as scores_lib, tiles
+from mgk_jax.kernels.attention import EStep, Implementation, Lengths, check_mixture
+from mgk_jax.kernels.blocks import Head, Options
+from mgk_jax.kernels.checks import Dims
+from mgk_jax.kernels.heads import map_heads, vary_alike
+from mgk_jax.kernels.masking import Masking
+from mgk_jax.kernels.scores import Scores
+
+
+def em_prior(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N M H"] | Float[Array, "B S N H"],
+  *,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None,
+  shift: Float[Array, "N M H"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+  implementation: Implementation | None = None,
+) -> Float[Array, "S N M"]:
+  """The priors after one M step: π_jr = Σ_bi γ_bijr / Σ_bi 1, over the queries of the batch that may attend to key j.
+
+  γ are the `responsibilities` under the present prior (Eqn 11), or the hard assignments. A key that no query of the
+  batch may attend to keeps its present prior. Nothing is differentiated through it.
+
+  Args:
+    query: [B, T, N, H].
+    key: [B, S, N, M, H], or [B, S, N, H] with `shift` [N, M, H].
+    log_prior: the present log π, [N, M] or [S, N, M]; None: equal weights.
+    variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep: as in `mixture_attention`.
+    implementation: "xla" (memory O(B·S·M), cost that follows the lengths), "reference" (O(T·S·M)), None for the best.
+
+  Returns:
+    π, [S, N, M] in float32, summing to 1 over the components.
+  """
+  counts, _, dims = _statistics(
+    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep,
+    implementation, moments=False,
+  )  # fmt: skip
+  counts_SNM = jnp.einsum("bnms->snm", counts)
+  total = jnp.sum(counts_SNM, axis=-1, keepdims=True)
+  present = jnp.zeros((dims.N, dims.M)) if log_prior is None else lax.stop_gradient(jnp.asarray(log_prior))
+  alive = jnp.any(present > -jnp.inf, axis=-1, keepdims=True)  # all components may have been switched off
+  present = jnp.where(alive, jax.nn.softmax(jnp.where(alive, present.astype(counts.dtype), 0), axis=-1), 0)
+  return jnp.where(total > 0, counts_SNM / jnp.where(total > 0, total, 1), present)
+
+
+def em_variance(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S N M H"] | Float[Array, "B S N H"],
+  *,
+  log_prior: Float[Array, "N M"] | Float[Array, "S N M"] | None,
+  shift: Float[Array, "N M H"] | None = None,
+  variance: float | Float[Array, ""] | Float[Array, "M"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  query_seq_lengths: Lengths | None = None,
+  key_value_seq_lengths: Lengths | None = None,
+  estep: EStep = "soft",
+  implementation: Implementation | None = None,
+) -> Float[Array, "M"]:
+  """The variances after one M step (Eqn 13): σ_r² = Σ_bij γ_bijr ‖q_bi − k_bjr‖² / (H Σ_bij γ_bijr), over all heads.
+
+  This is the maximum-likelihood variance of an isotropic Gaussian about the present keys, which are learned by
+  gradient and not by an M step of their own; Eqn 13 leaves out the division by the H dimensions. A component that
+  accounts for no query keeps its variance. Arguments as in `em_prior`.
+
+  Returns:
+    σ², [M], float32.
+  """
+  counts, moments, dims = _statistics(
+    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep,
+    implementation, moments=True,
+  )  # fmt: skip
+  keys = lax.stop_gradient(jnp.asarray(key) if shift is None else scores_lib.shift_keys(key, shift))
+  keys = jnp.einsum("bsnmh->bnmsh", keys).astype(counts.dtype)
+  first, second = moments[..., :-1], moments[..., -1]
+  distance = second - 2 * jnp.einsum("bnmsh,bnmsh->bnms", first, keys)
+  distance = distance + counts * jnp.einsum("bnmsh,bnmsh->bnms", keys, keys)
+  total = jnp.einsum("bnms->m", counts)
+  present = jnp.broadcast_to(lax.stop_gradient(checks.variance(variance, dims)).astype(counts.dtype), (dims.M,))
+  estimate = jnp.einsum("bnms->m", distance) / (dims.H * jnp.where(total > 0, total, 1))
+  return jnp.where(total > 0, estimate, present)
+
+
+def _statistics(
+  query, key, shift, log_prior, variance, mask, is_causal, query_lengths, key_lengths, estep, implementation, *, moments
+) -> tuple[jax.Array, jax.Array, Dims]:
+  """Σ_i γ_ijr, [B, N, M, S], and with `moments` Σ_i γ_ijr [q_i, ‖q_i‖²], [B, N, M, S, H + 1]."""
+  query, key, dims = check_mixture(query, key, shift)
+  log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
+  checks.one_of("estep", estep, checks.ESTEPS)
+  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims)
+  query, key, shift, log_prior, variance = lax.stop_gradient((query, key, shift, log_prior, variance))
+  log_prior = None if estep == "hard" else log_prior
+
+  def materialised() -> tuple[jax.Array, jax.Array]:
+    keys = key if shift is None else scores_lib.shift_keys(key, shift)
+    score_BNTSM = reference.gaussian_scores(query, keys, log_prior, variance)
+    gamma = reference.responsibilities(score_BNTSM, where, dims, estep)
+    features = _features(jnp.einsum("btnh->bnth", query).astype(gamma.dtype), moments)
+    return jnp.einsum("bntsm->bnms", gamma), jnp.einsum("bntsm,bntf->bnmsf", gamma, features)
+
+  def blocked() -> tuple[jax.Array, jax.Array]:
+    if shift is None:
+      scores = scores_lib.gaussian(query, key, log_prior, variance)
+    else:
+      scores = scores_lib.shifted_gaussian(query, key, shift, log_prior, variance)
+    return _blocked_statistics(scores, where, dims, estep, moments)
+
+  counts, sums = dispatch.run(implementation, {"xla": blocked, "reference": materialised})
+  return counts, sums, dims
+
+
+def _features(query: jax.Array, moments: bool) -> jax.Array:
+  """What is averaged under the responsibilities: [q, ‖q‖²], or nothing."""
+  return jnp.concatenate([query, jnp.sum(query**2, -1, keepdims=True)], -1) if moments else query[..., :0]
+
+
+def _blocked_statistics(
+  scores: Scores, where: Masking, dims: Dims, estep: str, moments: bool
+) -> tuple[jax.Array, jax.Array]:
+  features = _features(scores.query, moments)
+  if scores.key.shape[2] == 1:  # a product that the components share cancels in γ
+    scores = Scores(scores.query[..., :0], scores.key[..., :0], scores.row, scores.column)
+  options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
+  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits, options)))
+  counts, sums = map_heads(functools.partial(blocks.in_best_form, _statistics_of_head, options), operands)
+  assert scores.column is not None
+  alive = jnp.any(scores.column > -jnp.inf, axis=2, keepdims=True)
+  if limits.key_bias is not None:
+    alive = alive & (limits.key_bias == 0)[:, :, None]
+  return jnp.where(alive, counts, 0), jnp.where(alive[..., None], sums, 0)
+
+
+def _statistics_of_head(head: Head, features_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The sums of one head; what all components but the last account for leaves the last one's."""
+  attending = head.attending((jnp.arange(head.query.shape[0]) < head.T).astype(head.query.dtype), 0)
+  features = head.pad_rows(features_TF, 0)
+  M, F = head.num_components, features.shape[1]
+
+  def key_block(j, sums):
+    def query_block(i, sums):
+      allowed = head.allowed(i, j)
+      pairs = jnp.broadcast_to(head.rows(attending, i), (head.key_size, head.query_size))
+      pairs = pairs if allowed is None else jnp.where(allowed, pairs, 0)
+      gamma = tiles.responsibilities(head.scores(i, j, allowed=None), head.options.estep, head.tile_mixing(i, j))
+      parts = [*(tile * pairs for tile in gamma[:-1]), pairs]
+      counts = [jnp.sum(tile, axis=1) for tile in parts]
+      moments = [tile @ head.rows(features, i, 0) for tile in parts] if F else []
+      return jax.tree.map(jnp.add, sums, (_last_from_total(counts), _last_from_total(moments)))
+
+    start = head.full((M, head.key_size)), head.full((M, head.key_size, F)) if F else None
+    block = lax.fori_loop(head.first_query_block(j), head.query_blocks, query_block, start)
+    return jax.tree.map(lambda x, part: head.set_columns(x, j, part, 1), sums, block)
+
+  padded_S = head.key.shape[1]
+  empty = head.full((M, padded_S)), head.full((M, padded_S, F)) if F else None
+  counts, moments = lax.fori_loop(0, head.key_blocks, key_block, empty)
+  return counts[:, : head.S], head.full((M, head.S, 0)) if moments is None else moments[:, : head.S]
+
+
+def _last_from_total(parts: list[jax.Array]) -> jax.Array | None:
+  """Stacks the parts, of which the last is the total of all, with the last component's in its place."""
+  return jnp.stack([*parts[:-1], functools.reduce(jnp.subtract, parts[:-1], parts[-1])]) if parts else None

@@ -1,0 +1,142 @@
+"""Runs a kernel for one head of one example over all of them, in place of `vmap`.
+
+A kernel whose loops end where the sequence ends cannot be vectorised over examples of different lengths without
+running every one of them to the longest; and a plain loop over the batch would gather a batch that is sharded over
+devices. `map_heads` is a loop that is neither: under `vmap` the new axis joins the batch, and under sharding each
+device loops over the examples and heads that it holds, with no communication.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+Tree = Any
+
+
+def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
+  """`kernel(operands[b, n])` for every example b and head n.
+
+  Args:
+    kernel: from the operands of one head, without the axes B and N, to a tree of arrays.
+    operands: a tree of arrays with leading axes [B or 1, N or 1]; size 1 is broadcast. The first one has the full
+      B and N, and its sharding along them decides that of all others.
+
+  Returns:
+    The kernel's results with leading axes [B, N].
+  """
+  leaves, treedef = jax.tree.flatten(operands)
+  results: list[Any] = []  # the structure of the kernel's result, known once it has been traced
+
+  def flat_kernel(*head_leaves: jax.Array) -> tuple[jax.Array, ...]:
+    out_leaves, out_treedef = jax.tree.flatten(kernel(jax.tree.unflatten(treedef, head_leaves)))
+    results[:] = [out_treedef]
+    return tuple(out_leaves)
+
+  out_leaves = _vectorisable(flat_kernel, *leaves)
+  return jax.tree.unflatten(results[0], out_leaves)
+
+
+def vary_alike(tree: Tree) -> Tree:
+  """Inside `shard_map`, marks all arrays as varying over every axis over which one of them varies.
+
+  A loop's carry starts as a constant and has to have the type of what the loop makes of it.
+  """
+  leaves = jax.tree.leaves(tree)
+  axes = frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in leaves))
+
+  def vary(x: jax.Array) -> jax.Array:
+    missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+  return jax.tree.map(vary, tree)
+
+
+def _vectorisable(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
+  """The map over heads, whose rule for `vmap` lays the new axis into the batch."""
+
+  @jax.custom_batching.custom_vmap
+  def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    return _partitioned(kernel, *operands)
+
+  @mapped.def_vmap
+  def fold(axis_size: int, batched: list[bool], *operands: jax.Array):
+    B = operands[0].shape[1 if batched[0] else 0]
+
+    def into_batch(x: jax.Array, is_batched: bool) -> jax.Array:
+      if not is_batched and x.shape[0] == 1 and axis_size * B > 1 and x is not operands[0]:
+        return x
+      x = x if is_batched else x[None]
+      return jnp.broadcast_to(x, (axis_size, B, *x.shape[2:])).reshape(axis_size * B, *x.shape[2:])
+
+    out = _vectorisable(kernel, *map(into_batch, operands, batched))
+    return tuple(x.reshape(axis_size, B, *x.shape[1:]) for x in out), (True,) * len(out)
+
+  return mapped(*operands)
+
+
+def _partitioned(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
+  """The map over heads, partitioned along the batch and the heads as the first operand is."""
+  local = functools.partial(_loop, kernel)
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.empty and mesh.are_all_axes_manual:
+    return local(*operands)
+  out_shapes = jax.eval_shape(local, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+  full = operands[0].shape[:2]
+
+  def specs(sharding_of_first: PartitionSpec, shapes: list[Any]) -> tuple[PartitionSpec, ...]:
+    b, n = (*sharding_of_first, None, None)[:2]
+    return tuple(
+      PartitionSpec(b if x.shape[0] == full[0] else None, n if x.shape[1] == full[1] else None) for x in shapes
+    )
+
+  if not mesh.empty and AxisType.Explicit in mesh.axis_types:
+    in_specs = specs(jax.typeof(operands[0]).sharding.spec, list(operands))
+    out_specs = specs(in_specs[0], list(out_shapes))
+    operands = tuple(jax.sharding.reshard(x, spec) for x, spec in zip(operands, in_specs, strict=True))
+    return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*operands)
+
+  def partition(mesh, arg_shapes, result_shapes):
+    first = arg_shapes[0].sharding.spec
+    arg_specs, result_specs = specs(first, arg_shapes), specs(first, result_shapes)
+    named = functools.partial(NamedSharding, mesh)
+    return mesh, local, tuple(map(named, result_specs)), tuple(map(named, arg_specs))
+
+  rule, whole = _sharding_rule(full, list(operands), list(out_shapes))
+  sharded = custom_partitioning(local)
+  sharded.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=whole)
+  return tuple(sharded(*operands))
+
+
+def _sharding_rule(full: tuple[int, ...], operands: list[Any], results: list[Any]) -> tuple[str, tuple[str, ...]]:
+  """Says to the partitioner: b and n may be split, every other axis is needed whole."""
+  whole: list[str] = []
+
+  def factors(x: Any) -> str:
+    names = []
+    for axis, size in enumerate(x.shape):
+      if axis < 2 and size == full[axis]:
+        names.append("bn"[axis])
+      else:
+        whole.append(f"w{len(whole)}")
+        names.append(whole[-1])
+    return " ".join(names)
+
+  rule = f"{', '.join(map(factors, operands))} -> {', '.join(map(factors, results))}"
+  return rule, tuple(whole)
+
+
+def _loop(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
+  """One head after another on this device."""
+  B, N = operands[0].shape[:2]
+
+  def at(index: jax.Array) -> tuple[jax.Array, ...]:
+    b, n = index // N, index % N
+    return kernel(*(x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0] for x in operands))
+
+  out = jax.lax.map(at, jnp.arange(B * N)) if B * N != 1 else tuple(x[None] for x in at(jnp.int32(0)))
+  return tuple(x.reshape(B, N, *x.shape[1:]) for x in out)

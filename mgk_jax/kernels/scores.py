@@ -1,0 +1,117 @@
+"""Attention scores as one bilinear form, the shape in which the fast implementations compute them.
+
+Every attention here has the log score of query i and component r of key j
+
+    s_ijr = q_i · κ_jr + u_ir + w_jr + c_j                                       (up to a constant of row i)
+
+1. Gaussian, variances σ_r²: κ_jr = k_jr / σ_r², w_jr = log π_jr − ‖k_jr‖² / 2σ_r², u_ir = −‖q_i‖² / 2σ_r². With one
+   variance for all components u is the same for every r and cancels in the posterior: there is no u. c = 0.
+2. Gaussian, keys k_j + b_r, one variance: κ_jr = k_j / σ² is shared by the components, so one product serves all;
+   w_jr = log π_jr − k_j·b_r / σ², c_j = −‖k_j‖² / 2σ² and u_ir = (q_i·b_r − ‖b_r‖² / 2) / σ². c is kept apart since
+   it cancels between components, which it could not do exactly once it is rounded together with w.
+3. Softmax attention: M = 1, κ_j = k_j / √H, and neither u, w nor c.
+
+Case 2 factorises. With û_i = max_r u_ir and ŵ_j = max_r w_jr,
+
+    Σ_r exp(s_ijr) = exp(û_i) · exp(q_i·κ_j + ŵ_j + c_j) · E_ij,   E_ij = Σ_r exp(u_ir − û_i) · exp(w_jr − ŵ_j),
+
+where exp(û_i) cancels in the posterior: one product and one exponential per pair, and a sum of M products of numbers
+that were computed once per row and once per column. Both factors of each product lie in [0, 1], and a product
+underflows where u and w pull in opposite directions. Let R_u = max_ir (û_i − u_ir) and R_w = max_jr (ŵ_j − w_jr). The
+component that is largest for query i contributes exp(w_jr − ŵ_j) ≥ exp(−R_w), the one that is largest for key j at
+least exp(−R_u); hence
+
+    exp(−min(R_u, R_w)) ≤ E_ij ≤ M.
+
+`factors` is safe where min(R_u, R_w) ≤ SAFE_RANGE. Terms that underflow are below 1.2e-38 ≈ exp(−87.3), so they
+change E_ij, and likewise the normaliser Σ_j exp(q_i·κ_j + ŵ_j + c_j − max_j(…)) E_ij ≥ exp(−SAFE_RANGE), by less than a
+factor 1 ± (S·M) exp(60 − 87.3): far below the rounding of float32. Elsewhere s_ijr is computed for every r.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+SAFE_RANGE = 60.0  # nats
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """s_ijr = query_i · key_jr + row_ir + column_jr + shared_j, in float32 or float64.
+
+  Attributes:
+    query: [B, N, T, H].
+    key: [B, N, K, S, H] with K = M, or K = 1 when all components share the product.
+    row: u, [B, N, M, T], or None for zeros.
+    column: w, [B, N, M, S], or None for zeros.
+    shared: c, [B, N, S], or None for zeros; only where K = 1.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  row: jax.Array | None
+  column: jax.Array | None
+  shared: jax.Array | None = None
+
+  @property
+  def num_components(self) -> int:
+    """M."""
+    return self.key.shape[2] if self.column is None else self.column.shape[2]
+
+
+def gaussian(query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array | None, variance: jax.Array) -> Scores:
+  """The scores of `mixture_attention` (case 1 above)."""
+  query, key = _accumulation_dtype(query_BTNH), _accumulation_dtype(key_BSNMH)
+  precision = 1 / variance.astype(query.dtype)
+  column = -jnp.einsum("bsnmh,bsnmh->bnms", key, key) / 2 * jnp.broadcast_to(precision, key.shape[3:4])[:, None]
+  if log_prior is not None:
+    column = column + _prior_by_column(log_prior, query.dtype)
+  row = None
+  if variance.ndim:
+    norm = jnp.einsum("btnh,btnh->bnt", query, query)
+    row = -norm[:, :, None] / 2 * precision[:, None]
+  scaled = key * (precision[:, None] if variance.ndim else precision)
+  return Scores(jnp.einsum("btnh->bnth", query), jnp.einsum("bsnmh->bnmsh", scaled), row, column)
+
+
+def shifted_gaussian(
+  query_BTNH: jax.Array, key_BSNH: jax.Array, shift_NMH: jax.Array, log_prior: jax.Array | None, variance: jax.Array
+) -> Scores:
+  """The scores of `shifted_mixture_attention` (case 2; with unequal variances the products differ: case 1)."""
+  if variance.ndim:
+    return gaussian(query_BTNH, shift_keys(key_BSNH, shift_NMH), log_prior, variance)
+  query, key, shift = (_accumulation_dtype(x) for x in (query_BTNH, key_BSNH, shift_NMH))
+  shift = shift.astype(query.dtype)
+  precision = 1 / variance.astype(query.dtype)
+  row = jnp.einsum("btnh,nmh->bnmt", query, shift) - jnp.einsum("nmh,nmh->nm", shift, shift)[:, :, None] / 2
+  row = row * precision
+  column = -jnp.einsum("bsnh,nmh->bnms", key, shift) * precision
+  shared = -jnp.einsum("bsnh,bsnh->bns", key, key) / 2 * precision
+  if log_prior is not None:
+    column = column + _prior_by_column(log_prior, query.dtype)
+  scaled = jnp.einsum("bsnh->bnsh", key * precision)[:, :, None]
+  return Scores(jnp.einsum("btnh->bnth", query), scaled, row, column, shared)
+
+
+def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
+  """The scores of `softmax_attention` (case 3)."""
+  query, key = _accumulation_dtype(query_BTNH), _accumulation_dtype(key_BSNH)
+  key = jnp.einsum("bsnh->bnsh", key)[:, :, None] / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+  return Scores(jnp.einsum("btnh->bnth", query), key, None, None)
+
+
+def shift_keys(key_BSNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
+  """k_jr = k_j + b_r, [B, S, N, M, H], added in float32."""
+  return _accumulation_dtype(key_BSNH)[:, :, :, None] + shift_NMH
+
+
+def _prior_by_column(log_prior: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The prior [N, M] or [S, N, M] as [N, M, 1 or S]."""
+  log_prior = log_prior.astype(dtype)
+  return log_prior[..., None] if log_prior.ndim == 2 else jnp.einsum("snm->nms", log_prior)
+
+
+def _accumulation_dtype(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,0 +1,156 @@
+"""One tile of the attention matrix: from scores to weights, and back to the gradients of the scores.
+
+Tiles are transposed, [keys, queries]: then every product, forward and backward, is a row-major matrix product without
+a transposed copy, and what belongs to a query (maximum, normaliser) lies along the fast axis. Components are a Python
+sequence of tiles and not an axis, which keeps all that happens between two products elementwise, in one fused loop.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Tile = jax.Array  # [keys, queries]
+
+
+class Factors(NamedTuple):
+  """exp(u_ir − û_i) [M, queries] and exp(w_jr − ŵ_j) [M, keys] of the factored form (see `scores`)."""
+
+  row: jax.Array
+  column: jax.Array
+
+  def product(self) -> Tile:
+    """E_ij = Σ_r row_ir column_jr, multiplied out so that it fuses with what it is used in."""
+    return _sum([column[:, None] * row for row, column in zip(self.row, self.column, strict=True)])
+
+
+class Maxima(NamedTuple):
+  """u_ir [M, queries] and w_jr [M, keys] of a hard E step whose components share the product: only max_r counts."""
+
+  row: jax.Array
+  column: jax.Array
+
+  def sums(self) -> list[Tile]:
+    """u_ir + w_jr for each component r."""
+    return [column[:, None] + row for row, column in zip(self.row, self.column, strict=True)]
+
+  def top(self) -> Tile:
+    """max_r (u_ir + w_jr)."""
+    return _max(self.sums())
+
+
+Mixing = Factors | Maxima
+
+
+class Gradient(NamedTuple):
+  """What a tile passes back: its weights, and the derivatives of the loss by its scores."""
+
+  weights: Tile
+  scores: Sequence[Tile]  # one per component; one for all if there is a `Mixing`
+  inner: Tile  # factored form: the derivative by the score without the factor E
+
+
+def scores(
+  query_HQ: jax.Array,
+  key_CKH: jax.Array,
+  row: jax.Array | None,
+  column: jax.Array | None,
+  allowed: Tile | None,
+  extra: Tile | None = None,
+) -> list[Tile]:
+  """s_r = κ_r·q + w_r + u_r (+ extra) for each component r, −inf where not allowed."""
+  products = [key @ query_HQ for key in key_CKH]
+  products = products if extra is None else [product + extra for product in products]
+  count = max(len(x) for x in (key_CKH, row, column) if x is not None)
+  tiles = []
+  for r in range(count):
+    tile = products[r] if len(products) > 1 else products[0]
+    tile = tile if column is None else tile + column[r if len(column) > 1 else 0][:, None]
+    tile = tile if row is None else tile + row[r]
+    tiles.append(tile if allowed is None else jnp.where(allowed, tile, -jnp.inf))
+  return tiles
+
+
+def peak(scores: Sequence[Tile]) -> jax.Array:
+  """The largest score of each query, [queries]."""
+  return jnp.max(_max(scores), axis=0)
+
+
+def weights(scores: Sequence[Tile], offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
+  """Unnormalised attention weights exp(−offset) Σ_r exp(s_r) or their hard form."""
+  if isinstance(mixing, Factors):
+    return jnp.exp(scores[0] - offset) * mixing.product()
+  if estep == "hard":
+    return jnp.exp(_max(scores) - offset)
+  return _sum([jnp.exp(score - offset) for score in scores])
+
+
+def responsibilities(scores: Sequence[Tile], estep: str, mixing: Mixing | None) -> list[Tile]:
+  """γ_r, how much of each pair component r accounts for; NaN for a key all of whose components have −inf."""
+  if isinstance(mixing, Maxima):
+    return _to_winners(jnp.ones((), mixing.row.dtype), mixing.sums())
+  if isinstance(mixing, Factors):
+    return [column[:, None] * row / mixing.product() for row, column in zip(mixing.row, mixing.column, strict=True)]
+  if estep == "hard":
+    return _to_winners(jnp.ones((), scores[0].dtype), scores)
+  # An exponential that overflows gives the right zero.
+  return [1 / _sum([jnp.exp(other - score) for other in scores]) for score in scores]
+
+
+def backward(
+  scores: Sequence[Tile], log_normaliser: jax.Array, by_weight: Tile, estep: str, mixing: Mixing | None
+) -> Gradient:
+  """The chain rule through the posterior: dL/ds_ijr = γ_ijr A_ij · by_weight_ij.
+
+  Args:
+    scores: the scores of the components.
+    log_normaliser: [queries], log Σ exp(s) over all keys and components, +inf for a query that attends to nothing.
+    by_weight: dL/dA_ij − Σ_j' A_ij' dL/dA_ij'.
+    estep: "soft" or "hard".
+    mixing: how components that share the product are mixed, or None.
+  """
+  if isinstance(mixing, Factors):
+    posterior, product = jnp.exp(scores[0] - log_normaliser), mixing.product()
+    inner = posterior * by_weight
+    return Gradient(posterior * product, [inner * product], inner)
+  if estep == "hard" and len(scores) > 1:
+    posterior = jnp.exp(_max(scores) - log_normaliser)
+    inner = posterior * by_weight
+    return Gradient(posterior, _to_winners(inner, scores), inner)
+  posteriors = [jnp.exp(score - log_normaliser) for score in scores]
+  total = _sum(posteriors)
+  return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)
+
+
+def by_additive_terms(
+  tile: Gradient, mixing: Mixing | None, row_total: jax.Array, column_total: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The derivatives by the row term u, [M, queries], and the column term w, [M, keys], that a tile contributes.
+
+  The totals over the components are [queries] and [keys]; what all components but the last take leaves the last one's.
+  """
+  if isinstance(mixing, Factors):
+    return mixing.row * (mixing.column @ tile.inner), mixing.column * (tile.inner @ mixing.row.T).T
+  parts = _to_winners(tile.inner, mixing.sums()) if isinstance(mixing, Maxima) else tile.scores
+  rows, columns = [jnp.sum(x, axis=0) for x in parts[:-1]], [jnp.sum(x, axis=1) for x in parts[:-1]]
+  return jnp.stack([*rows, row_total - _sum(rows)]), jnp.stack([*columns, column_total - _sum(columns)])
+
+
+def _to_winners(x: Tile, scores: Sequence[Tile]) -> list[Tile]:
+  """`x` divided among the components with the largest score, in equal shares."""
+  if len(scores) == 2:  # comparisons that fuse with what they are used in, where a count would need tiles of its own
+    first, second = scores
+    halves = jnp.where(first == second, x / 2, 0)
+    return [jnp.where(first > second, x, halves), jnp.where(first < second, x, halves)]
+  winners = [(score == _max(scores)).astype(x.dtype) for score in scores]
+  return [x / _sum(winners) * winner for winner in winners]
+
+
+def _sum(tiles: Sequence[Tile]) -> Tile:
+  return functools.reduce(jnp.add, tiles)
+
+
+def _max(tiles: Sequence[Tile]) -> Tile:
+  return functools.reduce(jnp.maximum, tiles)
