@@ -1,5 +1,6 @@
 """Validation at the border of the kernels: every message states what was expected and what came."""
 
+import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -105,9 +106,11 @@ def variance(x: Any, dims: Dims) -> jax.Array:
   """The variance σ² as an array of shape [] or [M]; None means √H, the paper's constant."""
   if x is None:
     return jnp.asarray(math.sqrt(dims.H))
-  if isinstance(x, int | float | np.ndarray | np.number) and not np.all(np.asarray(x) > 0):
-    raise ValueError(f"variance: expected positive values, got {x}")
-  x = jnp.asarray(x, dtype=None if isinstance(x, jax.Array) else float)
+  if not isinstance(x, jax.Array):
+    x = _number_or_array("variance", x)
+    if not (np.all(x > 0) and np.all(np.isfinite(x))):
+      raise ValueError(f"variance: expected positive finite values, got {x}")
+    x = jnp.asarray(x, float)
   if not jnp.issubdtype(x.dtype, jnp.floating):
     raise TypeError(f"variance: expected a floating-point dtype, got {x.dtype}")
   if x.shape not in ((), (dims.M,)):
@@ -123,3 +126,23 @@ def dropout(rate: float, rng: Any) -> None:
     raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {rate}")
   if rate > 0.0 and rng is None:
     raise ValueError(f"dropout_rate={rate} needs dropout_rng: expected a jax.random key, got None")
+  if rng is None:
+    return
+  if not isinstance(rng, jax.Array | np.ndarray):
+    raise TypeError(f"dropout_rng: expected a jax.random key, got {type(rng).__name__}")
+  if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+    if rng.shape:
+      raise ValueError(f"dropout_rng: expected one key, got an array of keys of shape {list(rng.shape)}")
+  elif rng.dtype != jnp.uint32 or rng.ndim != 1:
+    raise TypeError(f"dropout_rng: expected a jax.random key, got {rng.dtype} of shape {list(rng.shape)}")
+
+
+def _number_or_array(name: str, x: Any) -> np.ndarray:
+  """`x`, a number or a sequence or array of numbers, as a NumPy array."""
+  array = None
+  if not isinstance(x, str | bytes | bool):
+    with contextlib.suppress(TypeError, ValueError):
+      array = np.asarray(x)
+  if array is None or not np.issubdtype(array.dtype, np.number):
+    raise TypeError(f"{name}: expected a number or an array, got {type(x).__name__}")
+  return array

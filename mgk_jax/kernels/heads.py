@@ -133,6 +133,11 @@ def _sharding_rule(full: tuple[int, ...], operands: list[Any], results: list[Any
 def _loop(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
   """One head after another on this device."""
   B, N = operands[0].shape[:2]
+  if B == 0:
+    one_example = (jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in operands)
+    return tuple(
+      jnp.zeros((0, *x.shape[1:]), x.dtype) for x in jax.eval_shape(functools.partial(_loop, kernel), *one_example)
+    )
 
   def at(index: jax.Array) -> tuple[jax.Array, ...]:
     b, n = index // N, index % N

@@ -93,7 +93,10 @@ def _check_mask(mask: Any, dims: Dims) -> jax.Array | None:
 def _check_lengths(name: str, lengths: Any, dims: Dims) -> jax.Array | None:
   if lengths is None:
     return None
-  lengths = jnp.asarray(lengths)
+  try:
+    lengths = jnp.asarray(lengths)
+  except (TypeError, ValueError) as error:
+    raise TypeError(f"{name}: expected an array of integers, got {type(lengths).__name__}") from error
   if not jnp.issubdtype(lengths.dtype, jnp.integer):
     raise TypeError(f"{name}: expected integers, got {lengths.dtype}")
   if lengths.shape != (dims.B,):
