@@ -42,6 +42,9 @@ def contenders(batch: int, length: int, heads: int, head_dim: int, components: i
   def softmax(implementation: str) -> Callable[..., jax.Array]:
     return lambda q, k, v: mgk_jax.softmax_attention(q, k, v, implementation=implementation)
 
+  def jax_nn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, implementation="xla")
+
   def mgk(estep: str) -> Callable[..., jax.Array]:
     return lambda q, k, v, log_prior: mgk_jax.mixture_attention(
       q, k, v, log_prior=log_prior, estep=estep, implementation="xla"
@@ -62,6 +65,7 @@ def contenders(batch: int, length: int, heads: int, head_dim: int, components: i
 
   return [
     Contender(f"softmax {heads} heads, materialised", softmax("reference"), full, quadratic(heads, 1, recompute=False)),
+    Contender(f"softmax {heads} heads, jax.nn", jax_nn, full, quadratic(heads, 1, recompute=False)),
     Contender(f"softmax {heads} heads", softmax("xla"), full, quadratic(heads, 1)),
     Contender(f"MGK {half} heads", mgk("soft"), (query, keys, value, log_prior), quadratic(half, components)),
     Contender(f"MGK {half} heads, hard", mgk("hard"), (query, keys, value, log_prior), quadratic(half, components)),
@@ -77,7 +81,7 @@ def padding_contenders(batch: int, length: int, heads: int, head_dim: int, compo
   lengths = jnp.full((batch,), length // 2, jnp.int32)
   result = []
   for contender in contenders(batch, length, heads, head_dim, components):
-    if "linear" in contender.name or "MLK" in contender.name or "materialised" in contender.name:
+    if any(word in contender.name for word in ("linear", "MLK", "materialised", "jax.nn")):
       continue
     result.append(contender)
     result.append(
@@ -115,7 +119,7 @@ def main() -> None:
     for full, short in zip(measurements[::2], measurements[1::2], strict=True):
       print(table([full, short], [full.contender.name]) + "\n")
   else:
-    names = [f"softmax {arguments.heads} heads, materialised", f"softmax {arguments.heads} heads"]
+    names = [f"softmax {arguments.heads} heads{suffix}" for suffix in (", materialised", ", jax.nn", "")]
     print(table(measure(contenders(*sizes), arguments.repeats), [*names, f"linear {arguments.heads} heads"]))
 
 

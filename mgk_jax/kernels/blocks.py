@@ -90,8 +90,9 @@ class Head:
 
   Attributes:
     query: [T', H], `query_HT` its transpose; T' is T padded.
-    key: [C, S', H] with C = M or 1; `row` [M, T'] or None; `column` [M or 1, S'] or None: what the scores add for each
-      key, −inf if it is not allowed.
+    key: [C, S', H] with C = M or 1.
+    row: M arrays [T'], or None.
+    column: what the scores add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
       between the components in `column`.
     query_blocks, key_blocks: how many blocks hold anything.
@@ -116,10 +117,12 @@ class Head:
         column, self.mixing = self._factorise(row, column)
         row = None
       elif options.estep == "hard":
-        self.mixing = tiles.Maxima(self.pad_rows(row), self.pad_columns(column))
+        self.mixing = tiles.Maxima(list(self.pad_rows(row)), list(self.pad_columns(column)))
         row = column = None
-    self.row = None if row is None else self.pad_rows(row)
-    self.column = self._restrict(column, scores.shared)
+    # Arrays of their own: XLA:CPU does not vectorise a loop over a tile that reads several rows of one array.
+    self.row = None if row is None else list(self.pad_rows(row))
+    column = self._restrict(column, scores.shared)
+    self.column = None if column is None else list(column)
     self.num_components = self.key.shape[0] if scores.column is None else scores.column.shape[0]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
     self.has_shared = scores.shared is not None
@@ -137,7 +140,7 @@ class Head:
     top_row, top_column = jnp.max(row_MT, axis=0), jnp.max(column_MS, axis=0)
     row = jnp.exp(row_MT - top_row)
     column = jnp.exp(column_MS - jnp.where(jnp.isneginf(top_column), 0, top_column))
-    return top_column[None], tiles.Factors(self.pad_rows(row, fill=1), self.pad_columns(column, fill=1))
+    return top_column[None], tiles.Factors(list(self.pad_rows(row, fill=1)), list(self.pad_columns(column, fill=1)))
 
   def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
     """All that the scores add for each key, −inf at masked keys and at padding."""
@@ -207,8 +210,8 @@ class Head:
     return tiles.scores(
       self.rows(self.query_HT, i),
       self.columns(self.key, j, 1),
-      None if self.row is None else self.rows(self.row, i),
-      None if self.column is None else self.columns(self.column, j),
+      None if self.row is None else [self.rows(x, i) for x in self.row],
+      None if self.column is None else [self.columns(x, j) for x in self.column],
       allowed,
       mixing.top() if isinstance(mixing, tiles.Maxima) else None,
     )
@@ -217,7 +220,8 @@ class Head:
     """The part of the mixing that belongs to a tile, or None."""
     if self.mixing is None:
       return None
-    return type(self.mixing)(self.rows(self.mixing.row, i), self.columns(self.mixing.column, j))
+    rows, columns = [self.rows(x, i) for x in self.mixing.row], [self.columns(x, j) for x in self.mixing.column]
+    return type(self.mixing)(rows, columns)
 
   def dropout(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
     """What dropout multiplies a tile's weights with, [keys, queries], or None."""

@@ -146,7 +146,7 @@ def _blocked_statistics(
 
 
 def _statistics_of_head(head: Head, features_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The sums of one head; what all components but the last account for leaves the last one's."""
+  """The sums of one head, [M, S] and [M, S, F]."""
   attending = head.attending((jnp.arange(head.query.shape[0]) < head.T).astype(head.query.dtype), 0)
   features = head.pad_rows(features_TF, 0)
   M, F = head.num_components, features.shape[1]
@@ -157,10 +157,10 @@ def _statistics_of_head(head: Head, features_TF: jax.Array) -> tuple[jax.Array, 
       pairs = jnp.broadcast_to(head.rows(attending, i), (head.key_size, head.query_size))
       pairs = pairs if allowed is None else jnp.where(allowed, pairs, 0)
       gamma = tiles.responsibilities(head.scores(i, j, allowed=None), head.options.estep, head.tile_mixing(i, j))
-      parts = [*(tile * pairs for tile in gamma[:-1]), pairs]
-      counts = [jnp.sum(tile, axis=1) for tile in parts]
-      moments = [tile @ head.rows(features, i, 0) for tile in parts] if F else []
-      return jax.tree.map(jnp.add, sums, (_last_from_total(counts), _last_from_total(moments)))
+      parts = [tile * pairs for tile in gamma]
+      counts = jnp.stack([jnp.sum(tile, axis=1) for tile in parts])
+      moments = jnp.stack([tile @ head.rows(features, i, 0) for tile in parts]) if F else None
+      return jax.tree.map(jnp.add, sums, (counts, moments))
 
     start = head.full((M, head.key_size)), head.full((M, head.key_size, F)) if F else None
     block = lax.fori_loop(head.first_query_block(j), head.query_blocks, query_block, start)
@@ -170,8 +170,3 @@ def _statistics_of_head(head: Head, features_TF: jax.Array) -> tuple[jax.Array, 
   empty = head.full((M, padded_S)), head.full((M, padded_S, F)) if F else None
   counts, moments = lax.fori_loop(0, head.key_blocks, key_block, empty)
   return counts[:, : head.S], head.full((M, head.S, 0)) if moments is None else moments[:, : head.S]
-
-
-def _last_from_total(parts: list[jax.Array]) -> jax.Array | None:
-  """Stacks the parts, of which the last is the total of all, with the last component's in its place."""
-  return jnp.stack([*parts[:-1], functools.reduce(jnp.subtract, parts[:-1], parts[-1])]) if parts else None

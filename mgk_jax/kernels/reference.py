@@ -73,6 +73,8 @@ def attention(
 
 def _logsumexp(scores: jax.Array) -> jax.Array:
   """log Σ_r exp(s_r) whose gradient is zero, not NaN, where every s_r is −inf."""
+  if scores.shape[-1] == 1:
+    return scores[..., 0]
   dead = jnp.all(jnp.isneginf(scores), axis=-1, keepdims=True)
   result = jax.nn.logsumexp(jnp.where(dead, 0, scores), axis=-1)
   return jnp.where(dead[..., 0], -jnp.inf, result)

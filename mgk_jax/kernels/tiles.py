@@ -16,10 +16,10 @@ Tile = jax.Array  # [keys, queries]
 
 
 class Factors(NamedTuple):
-  """exp(u_ir − û_i) [M, queries] and exp(w_jr − ŵ_j) [M, keys] of the factored form (see `scores`)."""
+  """exp(u_ir − û_i) [queries] and exp(w_jr − ŵ_j) [keys] of each component in the factored form (see `scores`)."""
 
-  row: jax.Array
-  column: jax.Array
+  row: Sequence[jax.Array]
+  column: Sequence[jax.Array]
 
   def product(self) -> Tile:
     """E_ij = Σ_r row_ir column_jr, multiplied out so that it fuses with what it is used in."""
@@ -27,10 +27,10 @@ class Factors(NamedTuple):
 
 
 class Maxima(NamedTuple):
-  """u_ir [M, queries] and w_jr [M, keys] of a hard E step whose components share the product: only max_r counts."""
+  """u_ir [queries] and w_jr [keys] of each component in a hard E step on a shared product: only max_r counts."""
 
-  row: jax.Array
-  column: jax.Array
+  row: Sequence[jax.Array]
+  column: Sequence[jax.Array]
 
   def sums(self) -> list[Tile]:
     """u_ir + w_jr for each component r."""
@@ -55,8 +55,8 @@ class Gradient(NamedTuple):
 def scores(
   query_HQ: jax.Array,
   key_CKH: jax.Array,
-  row: jax.Array | None,
-  column: jax.Array | None,
+  row: Sequence[jax.Array] | None,
+  column: Sequence[jax.Array] | None,
   allowed: Tile | None,
   extra: Tile | None = None,
 ) -> list[Tile]:
@@ -90,7 +90,7 @@ def weights(scores: Sequence[Tile], offset: jax.Array, estep: str, mixing: Mixin
 def responsibilities(scores: Sequence[Tile], estep: str, mixing: Mixing | None) -> list[Tile]:
   """γ_r, how much of each pair component r accounts for; NaN for a key all of whose components have −inf."""
   if isinstance(mixing, Maxima):
-    return _to_winners(jnp.ones((), mixing.row.dtype), mixing.sums())
+    return _to_winners(jnp.ones((), mixing.row[0].dtype), mixing.sums())
   if isinstance(mixing, Factors):
     return [column[:, None] * row / mixing.product() for row, column in zip(mixing.row, mixing.column, strict=True)]
   if estep == "hard":
@@ -124,18 +124,13 @@ def backward(
   return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)
 
 
-def by_additive_terms(
-  tile: Gradient, mixing: Mixing | None, row_total: jax.Array, column_total: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """The derivatives by the row term u, [M, queries], and the column term w, [M, keys], that a tile contributes.
-
-  The totals over the components are [queries] and [keys]; what all components but the last take leaves the last one's.
-  """
+def by_additive_terms(tile: Gradient, mixing: Mixing | None) -> tuple[jax.Array, jax.Array]:
+  """The derivatives by the row term u, [M, queries], and the column term w, [M, keys], that a tile contributes."""
   if isinstance(mixing, Factors):
-    return mixing.row * (mixing.column @ tile.inner), mixing.column * (tile.inner @ mixing.row.T).T
+    row, column = jnp.stack(mixing.row), jnp.stack(mixing.column)
+    return row * (column @ tile.inner), column * (tile.inner @ row.T).T
   parts = _to_winners(tile.inner, mixing.sums()) if isinstance(mixing, Maxima) else tile.scores
-  rows, columns = [jnp.sum(x, axis=0) for x in parts[:-1]], [jnp.sum(x, axis=1) for x in parts[:-1]]
-  return jnp.stack([*rows, row_total - _sum(rows)]), jnp.stack([*columns, column_total - _sum(columns)])
+  return jnp.stack([jnp.sum(x, axis=0) for x in parts]), jnp.stack([jnp.sum(x, axis=1) for x in parts])
 
 
 def _to_winners(x: Tile, scores: Sequence[Tile]) -> list[Tile]:

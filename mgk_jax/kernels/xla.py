@@ -129,7 +129,7 @@ def _backward_head(
       query_part = {"query": functools.reduce(jnp.add, by_query)[:H]}
       row_part, column_part = jnp.stack(by_query)[:, -1], by_key[..., -1]
       if head.num_components > C:
-        row_part, column_part = tiles.by_additive_terms(tile, mixing, row_part[0], column_part[0])
+        row_part, column_part = tiles.by_additive_terms(tile, mixing)
       if head.has_row:
         query_part["row"] = row_part
       if head.has_column:

@@ -1,0 +1,148 @@
+"""The settings of the encoder models, checked when they are made."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype
+
+from mgk_jax.kernels import checks, feature_maps
+from mgk_jax.kernels.attention import Implementation
+from mgk_jax.nn import choices, features, initializers, names
+from mgk_jax.nn.choices import EStep, Prior, PriorScope
+
+POOLINGS = ("mean", "masked_mean", "cls")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+  """The settings of an `Encoder`. The defaults are those of the paper's Long Range Arena models.
+
+  Attributes:
+    vocab_size: number of token ids; id 0 is padding.
+    max_len: the longest sequence, and the fixed length by which pooling="mean" divides.
+    num_layers: number of blocks.
+    emb_dim: width of embeddings and of the residual stream.
+    mlp_dim: hidden width of the blocks' MLP.
+    num_heads: attention heads.
+    head_dim: width of one head, whatever their number: fewer heads mean fewer parameters.
+    attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
+    num_components: M of the mixtures; softmax and linear attention have one component.
+    estep: "soft" or "hard" (mgk and smgk).
+    prior: "sgd", "em" (mgk and smgk) or "fixed".
+    prior_scope: "head", "shared" or "position", of sgd and fixed priors.
+    variance: σ² of mgk and smgk, a number or one for each component; None: √head_dim.
+    learn_variance: train σ².
+    feature_map: φ of linear, mlk and smlk.
+    shift_init: "paper" for shifts that start at N(0, 1); "code" for the authors' 0 and N(0, 0.25).
+    dropout_rate: of embeddings and of what each sublayer adds.
+    attention_dropout_rate: of attention weights; linear, mlk and smlk have no weights and no such dropout.
+    is_causal: a position sees itself and those before it.
+    implementation: of the attention kernels; None for the best one.
+    dtype: of the computation; None: that of the parameters.
+    param_dtype: of the parameters.
+
+  Raises:
+    ValueError, TypeError: a setting that is not allowed; the message lists what is.
+  """
+
+  vocab_size: int
+  max_len: int
+  num_layers: int = 2
+  emb_dim: int = 64
+  mlp_dim: int = 128
+  num_heads: int = 2
+  head_dim: int = 32
+  attention: str = "smgk"
+  num_components: int = 2
+  estep: EStep = "soft"
+  prior: Prior = "sgd"
+  prior_scope: PriorScope = "head"
+  variance: Any = None
+  learn_variance: bool = False
+  feature_map: str | Callable[[jax.Array], jax.Array] = choices.DEFAULT_FEATURE_MAP
+  shift_init: Literal["paper", "code"] = "paper"
+  dropout_rate: float = 0.1
+  attention_dropout_rate: float = 0.1
+  is_causal: bool = False
+  implementation: Implementation | None = None
+  dtype: Dtype | None = None
+  param_dtype: Dtype = jnp.float32
+
+  def __post_init__(self) -> None:
+    """Checks every setting."""
+    for name in (
+      "vocab_size", "max_len", "num_layers", "emb_dim", "mlp_dim", "num_heads", "head_dim", "num_components"
+    ):  # fmt: skip
+      choices.positive_int(name, getattr(self, name))
+    choices.rate("dropout_rate", self.dropout_rate)
+    choices.rate("attention_dropout_rate", self.attention_dropout_rate)
+    checks.one_of("attention", self.attention, names.VARIANTS)
+    checks.one_of("shift_init", self.shift_init, initializers.SHIFTS)
+    # Lists, as they come out of JSON, would make the settings unhashable.
+    object.__setattr__(self, "variance", choices.variance(self.variance, self.num_components))
+    if names.VARIANTS[self.attention]["kernel"] == "linear":
+      feature_maps.resolve(self.feature_map, self.head_dim)
+      features.check_static(self.feature_map)
+    arguments = self.attention_arguments()
+    choices.check(**{name: arguments[name] for name in choices.CHECKED})
+
+  def attention_arguments(self) -> dict[str, Any]:
+    """The arguments of `MixtureAttention` that these settings decide."""
+    variant = names.VARIANTS[self.attention]
+    linear = variant["kernel"] == "linear"
+    return {
+      "num_components": self.num_components,
+      "estep": self.estep,
+      "prior": self.prior,
+      "prior_scope": self.prior_scope,
+      "max_len": self.max_len,
+      "variance": self.variance,
+      "learn_variance": self.learn_variance,
+      "feature_map": self.feature_map if linear else choices.DEFAULT_FEATURE_MAP,
+      "head_dim": self.head_dim,
+      "shift_init": initializers.SHIFTS[self.shift_init],
+      "dropout_rate": 0.0 if linear else self.attention_dropout_rate,
+      "implementation": self.implementation,
+      **variant,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(EncoderConfig):
+  """The settings of a `Classifier`.
+
+  Attributes:
+    num_classes: number of logits.
+    pooling: "mean", the sum over the valid positions divided by max_len, so that padding has no say; "masked_mean",
+      divided by their number; "cls", the output at a learned token that is put before the sequence (one more row of
+      token embeddings and one more position than vocab_size and max_len say).
+    classifier_dim: hidden width of the classifier's MLP.
+  """
+
+  num_classes: int
+  pooling: Literal["mean", "masked_mean", "cls"] = "mean"
+  classifier_dim: int = 128
+
+  def __post_init__(self) -> None:
+    """Checks every setting."""
+    super().__post_init__()
+    choices.positive_int("num_classes", self.num_classes)
+    choices.positive_int("classifier_dim", self.classifier_dim)
+    checks.one_of("pooling", self.pooling, POOLINGS)
+
+  def encoder(self) -> EncoderConfig:
+    """The settings of the encoder inside."""
+    settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(EncoderConfig)}
+    if self.pooling == "cls":
+      settings |= {"vocab_size": self.vocab_size + 1, "max_len": self.max_len + 1}
+    return EncoderConfig(**settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DualEncoderConfig(ClassifierConfig):
+  """The settings of a `DualEncoder`: those of a `Classifier`, by default with two classes."""
+
+  num_classes: int = 2
