@@ -10,6 +10,7 @@ from the shapes (forward, backward, and what "xla" computes again instead of sto
 """
 
 import argparse
+import functools
 import platform
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ import numpy as np
 
 import mgk_jax
 from benchmarks.timing import Contender, measure, table
+from mgk_jax.kernels.attention import EStep, Implementation
 
 
 def contenders(batch: int, length: int, heads: int, head_dim: int, components: int) -> list[Contender]:
@@ -39,21 +41,25 @@ def contenders(batch: int, length: int, heads: int, head_dim: int, components: i
   def linear(n: int) -> float:
     return 2.0 * batch * n * length * head_dim**2 * 6
 
-  def softmax(implementation: str) -> Callable[..., jax.Array]:
-    return lambda q, k, v: mgk_jax.softmax_attention(q, k, v, implementation=implementation)
+  def softmax(implementation: Implementation) -> Callable[..., jax.Array]:
+    return functools.partial(mgk_jax.softmax_attention, implementation=implementation)
 
   def jax_nn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(q, k, v, implementation="xla")
 
-  def mgk(estep: str) -> Callable[..., jax.Array]:
-    return lambda q, k, v, log_prior: mgk_jax.mixture_attention(
-      q, k, v, log_prior=log_prior, estep=estep, implementation="xla"
-    )
+  def mgk(estep: EStep) -> Callable[..., jax.Array]:
+    def function(q, k, v, log_prior, **lengths) -> jax.Array:
+      return mgk_jax.mixture_attention(q, k, v, log_prior=log_prior, estep=estep, implementation="xla", **lengths)
 
-  def smgk(estep: str) -> Callable[..., jax.Array]:
-    return lambda q, k, v, shift, log_prior: mgk_jax.shifted_mixture_attention(
-      q, k, v, shift, log_prior=log_prior, estep=estep, implementation="xla"
-    )
+    return function
+
+  def smgk(estep: EStep) -> Callable[..., jax.Array]:
+    def function(q, k, v, shift, log_prior, **lengths) -> jax.Array:
+      return mgk_jax.shifted_mixture_attention(
+        q, k, v, shift, log_prior=log_prior, estep=estep, implementation="xla", **lengths
+      )
+
+    return function
 
   full = query_like(heads), query_like(heads), query_like(heads)
   query, key, value = query_like(half), query_like(half), query_like(half)

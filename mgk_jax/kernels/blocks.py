@@ -15,7 +15,8 @@ from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
-KEY_BLOCK = 512  # keys times components
+KEY_BLOCK = 1024  # keys times components
+KEY_BLOCK_WITH_LENGTHS = 512  # smaller steps, since blocks past the length cost nothing
 
 
 class Limits(NamedTuple):
@@ -103,7 +104,8 @@ class Head:
     self.options, self.limits = options, limits
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
-    self.key_size = _block_size(self.S, KEY_BLOCK // min(scores.key.shape[0], 2))
+    key_block = KEY_BLOCK if limits.key_length is None else KEY_BLOCK_WITH_LENGTHS
+    self.key_size = _block_size(self.S, key_block // min(scores.key.shape[0], 2))
     self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 

@@ -1,0 +1,1 @@
+"""The Long Range Arena program."""
