@@ -41,7 +41,7 @@ def make(**arguments):
     {"use_bias": False, "qkv_features": 12},
     {"kernel": "softmax"},
   ],
-  ids=str,
+  ids=lambda arguments: ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in arguments.items()),
 )
 def test_is_the_definition(arguments):
   module = make(**arguments, in_kv_features=E, implementation="reference")
