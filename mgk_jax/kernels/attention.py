@@ -54,7 +54,8 @@ def mixture_attention(
     dropout_rate: probability with which an attention weight is dropped; the same weights in every implementation.
     dropout_rng: a jax.random key; required when dropout_rate > 0.
     broadcast_dropout: drop the same pairs (i, j) in all examples and heads.
-    implementation: "reference" (memory O(T·S·M)), "xla" (O(T + S)) or None for the best one.
+    implementation: "reference" (memory O(T·S·M); differentiable any number of times, forwards and backwards), "xla"
+      (memory O(T + S); one reverse-mode derivative) or None for the best one.
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mgk_jax.kernels.feature_maps import FeatureMap
+from mgk_jax.kernels.precision import at_least_float32
 
 FLOOR = -1e30  # the log weight of what weighs nothing: finite, so that differences of two are
 
@@ -20,7 +21,7 @@ def query_and_key_features(
   feature_map: FeatureMap, query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """φ(q), [B, T, N, F], up to a factor of each row, and Φ̃ and w of `key_features`."""
-  query = _at_least_float32(query_BTNH)
+  query = at_least_float32(query_BTNH)
   query_BTNF = _checked(feature_map.query(query), query)
   key_BSNF, log_weight_BSN = key_features(feature_map, key_BSNMH, log_prior)
   if query_BTNF.shape[-1] != key_BSNF.shape[-1]:
@@ -33,7 +34,7 @@ def key_features(
   feature_map: FeatureMap, key_BSNMH: jax.Array, log_prior: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
   """Φ̃, [B, S, N, F], and w, [B|1, S|1, N] or None for zeros; float32 or float64."""
-  key = _at_least_float32(key_BSNMH)
+  key = at_least_float32(key_BSNMH)
   features, scale = feature_map.key(key)
   features = _checked(features, key)
   if log_prior is None and scale is None:
@@ -74,7 +75,3 @@ def _checked(features: jax.Array, x: jax.Array) -> jax.Array:
     expected = f"floating-point features [..., F] of an input {list(x.shape)}"
     raise ValueError(f"feature_map: expected {expected}, got {features.dtype} {list(features.shape)}")
   return features.astype(x.dtype)
-
-
-def _at_least_float32(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -10,13 +10,14 @@ from mgk_jax.kernels import dropout as dropout_lib
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
 from mgk_jax.kernels.masking import Masking
+from mgk_jax.kernels.precision import at_least_float32
 
 
 def gaussian_scores(
   query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array | None, variance: jax.Array
 ) -> jax.Array:
   """The joint log score s_ijr = log π_jr − ‖q_i − k_jr‖² / 2σ_r², [B, N, T, S, M]."""
-  query, key = _at_least_float32(query_BTNH), _at_least_float32(key_BSNMH)
+  query, key = at_least_float32(query_BTNH), at_least_float32(key_BSNMH)
   product = jnp.einsum("btnh,bsnmh->bntsm", query, key)
   query_norm = jnp.einsum("btnh,btnh->bnt", query, query)[..., None, None]
   key_norm = jnp.einsum("bsnmh,bsnmh->bnsm", key, key)[:, :, None]
@@ -29,7 +30,7 @@ def gaussian_scores(
 
 def dot_product_scores(query_BTNH: jax.Array, key_BSNH: jax.Array) -> jax.Array:
   """Softmax attention's scores q_i·k_j / √H as a mixture of one component, [B, N, T, S, 1]."""
-  query, key = _at_least_float32(query_BTNH), _at_least_float32(key_BSNH)
+  query, key = at_least_float32(query_BTNH), at_least_float32(key_BSNH)
   return jnp.einsum("btnh,bsnh->bnts", query, key)[..., None] / jnp.sqrt(query.shape[-1]).astype(query.dtype)
 
 
@@ -78,7 +79,3 @@ def _logsumexp(scores: jax.Array) -> jax.Array:
   dead = jnp.all(jnp.isneginf(scores), axis=-1, keepdims=True)
   result = jax.nn.logsumexp(jnp.where(dead, 0, scores), axis=-1)
   return jnp.where(dead[..., 0], -jnp.inf, result)
-
-
-def _at_least_float32(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -33,6 +33,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from mgk_jax.kernels.precision import at_least_float32
+
 SAFE_RANGE = 60.0  # nats
 
 
@@ -63,7 +65,7 @@ class Scores:
 
 def gaussian(query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array | None, variance: jax.Array) -> Scores:
   """The scores of `mixture_attention` (case 1 above)."""
-  query, key = _accumulation_dtype(query_BTNH), _accumulation_dtype(key_BSNMH)
+  query, key = at_least_float32(query_BTNH), at_least_float32(key_BSNMH)
   precision = 1 / variance.astype(query.dtype)
   column = -jnp.einsum("bsnmh,bsnmh->bnms", key, key) / 2 * jnp.broadcast_to(precision, key.shape[3:4])[:, None]
   if log_prior is not None:
@@ -82,7 +84,7 @@ def shifted_gaussian(
   """The scores of `shifted_mixture_attention` (case 2; with unequal variances the products differ: case 1)."""
   if variance.ndim:
     return gaussian(query_BTNH, shift_keys(key_BSNH, shift_NMH), log_prior, variance)
-  query, key, shift = (_accumulation_dtype(x) for x in (query_BTNH, key_BSNH, shift_NMH))
+  query, key, shift = (at_least_float32(x) for x in (query_BTNH, key_BSNH, shift_NMH))
   shift = shift.astype(query.dtype)
   precision = 1 / variance.astype(query.dtype)
   row = jnp.einsum("btnh,nmh->bnmt", query, shift) - jnp.einsum("nmh,nmh->nm", shift, shift)[:, :, None] / 2
@@ -97,21 +99,17 @@ def shifted_gaussian(
 
 def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
   """The scores of `softmax_attention` (case 3)."""
-  query, key = _accumulation_dtype(query_BTNH), _accumulation_dtype(key_BSNH)
+  query, key = at_least_float32(query_BTNH), at_least_float32(key_BSNH)
   key = jnp.einsum("bsnh->bnsh", key)[:, :, None] / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   return Scores(jnp.einsum("btnh->bnth", query), key, None, None)
 
 
 def shift_keys(key_BSNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
   """k_jr = k_j + b_r, [B, S, N, M, H], added in float32."""
-  return _accumulation_dtype(key_BSNH)[:, :, :, None] + shift_NMH
+  return at_least_float32(key_BSNH)[:, :, :, None] + shift_NMH
 
 
 def _prior_by_column(log_prior: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """The prior [N, M] or [S, N, M] as [N, M, 1 or S]."""
   log_prior = log_prior.astype(dtype)
   return log_prior[..., None] if log_prior.ndim == 2 else jnp.einsum("snm->nms", log_prior)
-
-
-def _accumulation_dtype(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
