@@ -37,8 +37,9 @@ def mixture_attention(
       A_ij  = max_r exp(−‖q_i − k_jr‖² / 2σ_r²) / Σ_j' max_r …   estep="hard", Eqn 12, in which the prior plays no part
       h_i   = Σ_j A_ij v_j                                    Eqn 10
 
-  Scores and normalisers are float32 (float64 for float64 inputs) and in log space: every finite input gives finite
-  values and gradients. A query without an allowed key returns zeros and has zero gradients.
+  Scores and normalisers are float32 (float64 for float64 inputs) and in log space: values and gradients are finite
+  however far queries are from keys, as long as squared norms are (entries up to 1e18). A query without an allowed key
+  returns zeros and has zero gradients.
 
   Args:
     query: [B, T, N, H].
