@@ -57,18 +57,19 @@ def test_values_and_gradients(case, implementation):
   problem.check(problem.make(case, seed=case.T + case.S), implementation)
 
 
-@pytest.mark.parametrize("estep", ["soft", "hard"])
-@pytest.mark.parametrize("kind", ["mgk", "smgk", "softmax"])
-def test_definition_has_its_gradients_by_central_differences(kind, estep):
-  if kind == "softmax":
-    if estep == "hard":
-      pytest.skip("softmax attention has no components")
-    case = Case(kind="softmax", M=1, T=4, S=5, V=3, H=2, mask="BNTS", dropout_rate=0.3)
-  else:
-    case = Case(
-      kind=kind, estep=estep, T=4, S=5, V=3, H=2, prior="position", variance="component", mask="BNTS", is_causal=True,
-      dropout_rate=0.3,
-    )  # fmt: skip
+SMALL = {"T": 4, "S": 5, "V": 3, "H": 2, "mask": "BNTS", "dropout_rate": 0.3}
+SMALL_MIXTURE = {**SMALL, "prior": "position", "variance": "component", "is_causal": True}
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    Case(kind="softmax", M=1, **SMALL),
+    *(Case(kind=kind, estep=estep, **SMALL_MIXTURE) for kind in ("mgk", "smgk") for estep in ("soft", "hard")),
+  ],
+  ids=str,
+)
+def test_definition_has_its_gradients_by_central_differences(case):
   point = problem.make(case, seed=3)
   gradients = point.define().gradients(point.cotangent)
   step = 1e-5  # truncation and rounding both near 1e-10
