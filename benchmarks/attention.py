@@ -12,7 +12,7 @@ from the shapes (forward, backward, and what "xla" computes again instead of sto
 import argparse
 import functools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ def _shortened(contender: Contender, lengths: jax.Array) -> Callable[..., jax.Ar
   return lambda *arguments: contender.function(*arguments, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
   """Runs the measurement that the command line asks for and prints its table."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--length", type=int, default=2048, help="N, the number of queries and of keys (default 2048)")
@@ -112,7 +112,7 @@ def main() -> None:
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
   parser.add_argument("--repeats", type=int, default=15, help="rounds of which the median is taken (default 15)")
   parser.add_argument("--padding", action="store_true", help="measure what lengths of N/2 save")
-  arguments = parser.parse_args()
+  arguments = parser.parse_args(argv)
   if arguments.heads < 2 or arguments.heads % 2:
     parser.error(f"--heads: expected an even number, since the mixtures have half of them, got {arguments.heads}")
   batch = arguments.batch or (8 if arguments.padding else 1)
