@@ -6,18 +6,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mgk_jax.kernels import checks
-from mgk_jax.kernels.attention import Implementation
+from mgk_jax.kernels.attention import EStep as EStep, Implementation
 
 Keys = Literal["projected", "shifted"]
 Kernel = Literal["gaussian", "linear", "softmax"]
-EStep = Literal["soft", "hard"]
 Prior = Literal["sgd", "em", "fixed"]
 PriorScope = Literal["head", "shared", "position"]
 
-KEYS = ("projected", "shifted")
-KERNELS = ("gaussian", "linear", "softmax")
-PRIORS = ("sgd", "em", "fixed")
-PRIOR_SCOPES = ("head", "shared", "position")
 IMPLEMENTATIONS = (*get_args(Implementation), None)
 DEFAULT_FEATURE_MAP = "elu"
 CHECKED = (
@@ -80,11 +75,11 @@ def check(
   dropout_rate: float,
 ) -> None:
   """Raises ValueError for a value that is not allowed and for a combination that has no meaning."""
-  checks.one_of("kernel", kernel, KERNELS)
-  checks.one_of("keys", keys, KEYS)
+  checks.one_of("kernel", kernel, get_args(Kernel))
+  checks.one_of("keys", keys, get_args(Keys))
   checks.one_of("estep", estep, checks.ESTEPS)
-  checks.one_of("prior", prior, PRIORS)
-  checks.one_of("prior_scope", prior_scope, PRIOR_SCOPES)
+  checks.one_of("prior", prior, get_args(Prior))
+  checks.one_of("prior_scope", prior_scope, get_args(PriorScope))
   checks.one_of("implementation", implementation, IMPLEMENTATIONS)
   if max_len is not None:
     positive_int("max_len", max_len)

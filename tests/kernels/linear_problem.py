@@ -9,7 +9,7 @@ import numpy as np
 
 from mgk_jax.kernels import feature_maps, linear
 from tests.kernels import linear_definition
-from tests.kernels.problem import assert_close, rounded
+from tests.kernels.problem import compare, rounded
 
 IMPLEMENTATIONS = ("reference", "xla")
 
@@ -138,12 +138,6 @@ def check(
   problem: Problem, implementation: str | None, tolerance: float | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   """Asserts that a kernel's output and all its gradients are those of the definition, and returns them."""
-  tolerance = TOLERANCE[problem.case.dtype] if tolerance is None else tolerance
   output, gradients = run(problem, implementation)
-  expected = problem.define()
-  expected_gradients, magnitudes = expected.gradients(problem.cotangent), expected.magnitudes(problem.cotangent)
-  assert_close("output", output, expected.output, magnitudes["output"], tolerance)
-  assert set(gradients) == set(problem.inputs)
-  for name, gradient in gradients.items():
-    assert_close(f"gradient of {name}", gradient, expected_gradients[name], magnitudes[name], tolerance)
+  compare(problem, output, gradients, TOLERANCE[problem.case.dtype] if tolerance is None else tolerance)
   return output, gradients

@@ -191,12 +191,31 @@ def check(
   problem: Problem, implementation: str | None, tolerance: float | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   """Asserts that a kernel's output and all its gradients are those of the definition, and returns them."""
-  tolerance = TOLERANCE[problem.case.dtype] if tolerance is None else tolerance
   output, gradients = run(problem, implementation)
-  expected = problem.define()
-  expected_gradients, magnitudes = expected.gradients(problem.cotangent), expected.magnitudes(problem.cotangent)
+  compare(problem, output, gradients, TOLERANCE[problem.case.dtype] if tolerance is None else tolerance)
+  return output, gradients
+
+
+def compare(point: Any, output: np.ndarray, gradients: dict[str, np.ndarray], tolerance: float) -> None:
+  """Asserts that output and gradients are those of the definition of `point`, which any kind of problem may be."""
+  expected = point.define()
+  expected_gradients, magnitudes = expected.gradients(point.cotangent), expected.magnitudes(point.cotangent)
   assert_close("output", output, expected.output, magnitudes["output"], tolerance)
-  assert set(gradients) == set(problem.inputs)
+  assert set(gradients) == set(point.inputs)
   for name, gradient in gradients.items():
     assert_close(f"gradient of {name}", gradient, expected_gradients[name], magnitudes[name], tolerance)
-  return output, gradients
+
+
+def check_definition(point: Any, atol: float) -> None:
+  """Asserts that the definition's gradients, derived by hand, are those of central differences."""
+  gradients = point.define().gradients(point.cotangent)
+  step = 1e-5  # truncation and rounding both near 1e-10
+  for name, x in point.inputs.items():
+    for index in np.ndindex(x.shape):
+      values = []
+      for sign in (1, -1):
+        moved = x.copy()
+        moved[index] += sign * step
+        values.append(np.sum(point._replace(inputs=point.inputs | {name: moved}).define().output * point.cotangent))
+      numerical = (values[0] - values[1]) / (2 * step)
+      np.testing.assert_allclose(gradients[name][index], numerical, rtol=1e-6, atol=atol, err_msg=f"{name} {index}")

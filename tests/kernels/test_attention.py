@@ -70,18 +70,7 @@ SMALL_MIXTURE = {**SMALL, "prior": "position", "variance": "component", "is_caus
   ids=str,
 )
 def test_definition_has_its_gradients_by_central_differences(case):
-  point = problem.make(case, seed=3)
-  gradients = point.define().gradients(point.cotangent)
-  step = 1e-5  # truncation and rounding both near 1e-10
-  for name, x in point.inputs.items():
-    for index in np.ndindex(x.shape):
-      values = []
-      for sign in (1, -1):
-        moved = x.copy()
-        moved[index] += sign * step
-        values.append(np.sum(point._replace(inputs=point.inputs | {name: moved}).define().output * point.cotangent))
-      numerical = (values[0] - values[1]) / (2 * step)
-      np.testing.assert_allclose(gradients[name][index], numerical, rtol=1e-6, atol=1e-8, err_msg=f"{name} {index}")
+  problem.check_definition(problem.make(case, seed=3), atol=1e-8)
 
 
 @pytest.mark.parametrize("estep", ["soft", "hard"])

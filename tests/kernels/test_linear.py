@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mgk_jax.kernels import linear, scores
-from tests.kernels import definition, linear_problem
+from tests.kernels import definition, linear_problem, problem
 from tests.kernels.linear_problem import Case
 
 # Every size, option and map in both forms, and priors of zero, masks and lengths where they meet the edges of chunks.
@@ -55,18 +55,7 @@ def test_reference(case):
 @pytest.mark.parametrize("feature_map", linear_problem.MAPS)
 def test_definition_has_its_gradients_by_central_differences(feature_map):
   case = Case(feature_map=feature_map, size=(3, 4), V=2, N=1, H=2, prior="position", mask="BTS", is_causal=True)
-  point = linear_problem.make(case, seed=3)
-  gradients = point.define().gradients(point.cotangent)
-  step = 1e-5  # truncation and rounding both near 1e-10
-  for name, x in point.inputs.items():
-    for index in np.ndindex(x.shape):
-      values = []
-      for sign in (1, -1):
-        moved = x.copy()
-        moved[index] += sign * step
-        values.append(np.sum(point._replace(inputs=point.inputs | {name: moved}).define().output * point.cotangent))
-      numerical = (values[0] - values[1]) / (2 * step)
-      np.testing.assert_allclose(gradients[name][index], numerical, rtol=1e-6, atol=1e-7, err_msg=f"{name} {index}")
+  problem.check_definition(linear_problem.make(case, seed=3), atol=1e-7)
 
 
 def test_linear_attention_is_the_definition_with_one_component():
