@@ -1,261 +1,167 @@
-"""ListOps: expressions over the digits, such as `[MAX 2 9 [MIN 4 7 ] 0 ]`, whose value (here 9) is to be predicted.
+"""The task `listops`: the value of an expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]`, which is 9.
 
-`generate` samples from the distribution of the Long Range Arena: a node is an operator with probability 1/4 and else a
-digit, an operator is one of MIN, MAX, MED (the median, truncated) and SM (the sum modulo 10) and has 2 to 10
-arguments, no operator lies at depth 10 or deeper, and only expressions with 500 < tokens < 2000 are kept, none twice.
+Its data are generated, with the distribution of the Long Range Arena and the same for a seed on every machine; or they
+are read from the Long Range Arena's own files, `basic_{train,val,test}.tsv`.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int, UInt8, UInt64
+import tensorflow_datasets as tfds
 
-PAD = 0
-VOCABULARY = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # a token's number is its place here
-NUM_CLASSES = 10
-_FIRST_DIGIT, _FIRST_OPERATOR, _CLOSE = (VOCABULARY.index(token) for token in ("0", "[MIN", "]"))
+from lra import expressions, release
+from lra.builder import TaskBuilder
+from lra.expressions import (
+  VOCABULARY as VOCABULARY,
+  decode as decode,
+  encode as encode,
+  evaluate as evaluate,
+  generate as generate,
+)
+from lra.findings import Findings
+from lra.task import DataError, Example, RawData, RawSplit, Task
 
-# FIRST and LAST occur in the original ListOps files and not in the Long Range Arena: evaluated, but not encoded.
-_OPERATIONS: dict[str, Callable[[list[int]], int]] = {
-  "MIN": min,
-  "MAX": max,
-  "MED": lambda args: (sorted(args)[(len(args) - 1) // 2] + sorted(args)[len(args) // 2]) // 2,
-  "SM": lambda args: sum(args) % 10,
-  "FIRST": lambda args: args[0],
-  "LAST": lambda args: args[-1],
-}
-
-_TREES_AT_ONCE = 1024  # part of the definition of the data: the trees of a batch share one stream of random words
-_BARREN_BATCHES = 200  # so many batches in a row with nothing new mean that the limits leave nothing more to find
-
-
-class Example(NamedTuple):
-  """One expression, as numbers of tokens, and its value."""
-
-  tokens: UInt8[np.ndarray, "S"]
-  label: int
+TASK = Task(name="listops", length=2000, vocab_size=len(VOCABULARY), num_classes=10, byte_offset=0)
+FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+ROWS = {"train": 96_000, "validation": 2_000, "test": 2_000}
+SOURCES = ("generated", "files")
 
 
-class Batch(NamedTuple):
-  """Expressions padded with `PAD` to one length."""
+@dataclasses.dataclass(kw_only=True)
+class ListopsConfig(tfds.core.BuilderConfig):
+  """Which ListOps data: read from files, or generated, and then how many of them with what limits (see `generate`)."""
 
-  tokens: Int[np.ndarray, "B S"]
-  lengths: Int[np.ndarray, "B"]
-  labels: Int[np.ndarray, "B"]
+  name: str = ""  # follows from the rest
+  source: str = "generated"
+  seed: int = 0
+  num_train: int = ROWS["train"]
+  num_valid: int = ROWS["validation"]
+  num_test: int = ROWS["test"]
+  min_length: int = 500
+  max_length: int = 2000
+  max_depth: int = 10
+  max_args: int = 10
+
+  def __post_init__(self) -> None:
+    """Names the data by all that decides them."""
+    if self.source not in SOURCES:
+      raise ValueError(f"source: expected one of {SOURCES}, got {self.source!r}")
+    for name in ("num_train", "num_valid", "num_test"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+    if self.seed < 0:
+      raise ValueError(f"seed: expected 0 or more, got {self.seed}")
+    sizes = f"{self.num_train}_{self.num_valid}_{self.num_test}"
+    limits = f"{self.min_length}_{self.max_length}_{self.max_depth}_{self.max_args}"
+    self.name = "files" if self.source == "files" else f"seed{self.seed}-{sizes}-{limits}"
 
 
-def evaluate(text: str) -> int:
-  """The value of an expression, 0 to 9.
+class LraListops(TaskBuilder):
+  """Expressions as numbers of tokens in `VOCABULARY`."""
 
-  Reads `[MAX 2 9 ]` with or without the parentheses of the original files, `( ( ( [MAX 2 ) 9 ) ] )`, and also
-  `MAX 2 9 X`, the form into which the Long Range Arena's input pipeline turns it.
+  task = TASK
+
+  def _create_builder_config(self, config: ListopsConfig | None, **_: object) -> ListopsConfig:
+    return config or ListopsConfig()  # TFDS would look for it in a fixed list of configs, and warn
+
+  @property
+  def needs_raw_data(self) -> bool:
+    """Only where they are not generated."""
+    return bool(self.builder_config.source == "files")
+
+  def find(self, data_dir: Path | None) -> RawData:
+    """The generated expressions, or those of the Long Range Arena's files in `data_dir`."""
+    if self.needs_raw_data:
+      return from_files(data_dir, partial=self.partial)
+    return generated(self.builder_config)
+
+
+def generated(config: ListopsConfig) -> RawData:
+  """One stream of different expressions, cut into test, validation and training set in this order.
+
+  The sets thus share no expression, and those to be tested on stay the same whatever the number to train on.
+  """
+  _stream(config)  # limits that no expression meets are an error now
+  start, splits = 0, {}
+  for name, size in (("test", config.num_test), ("validation", config.num_valid), ("train", config.num_train)):
+    splits[name] = RawSplit(size, functools.partial(_numbered, config, start, size))
+    start += size
+  return RawData(f"generated, {config.name}", {name: splits[name] for name in FILES})
+
+
+def _stream(config: ListopsConfig) -> Iterator[expressions.Example]:
+  limits = {name: getattr(config, name) for name in ("min_length", "max_length", "max_depth", "max_args")}
+  try:
+    return expressions.generate(config.seed, **limits)
+  except ValueError as error:
+    raise DataError(f"listops: {error}") from error
+
+
+def _numbered(config: ListopsConfig, start: int, size: int) -> Iterator[tuple[str, Example]]:
+  """A part of the stream; the examples are numbered from 0 in each."""
+  try:
+    for number, example in enumerate(itertools.islice(_stream(config), start, start + size)):
+      yield str(number), {"tokens": example.tokens, "label": example.label}
+  except ValueError as error:
+    raise DataError(f"listops: {error}") from error
+
+
+def from_files(data_dir: Path | None, *, partial: bool) -> RawData:
+  """The files `basic_*.tsv` in `data_dir` or in its folder `listops-1000`, a header and then Source<TAB>Target.
 
   Raises:
-    ValueError: `text` is not an expression; the message names the token at fault.
+    DataError: a file is missing, is not such a file, or has other than the expected number of rows.
   """
-  done: list[int] = []  # values outside any operator: exactly one at the end
-  open_operators: list[tuple[str, list[int]]] = []
-  for token in _tokenize(text):
-    if token in _OPERATIONS:
-      open_operators.append((token, []))
-      continue
-    if token == "]":
-      if not open_operators:
-        raise ValueError(f"expected an operator before each ']', got one too many in {text!r}")
-      operator, args = open_operators.pop()
-      if not args:
-        raise ValueError(f"[{operator}: expected at least one argument, got none in {text!r}")
-      value = _OPERATIONS[operator](args)
-    elif len(token) == 1 and token in "0123456789":
-      value = int(token)
-    else:
-      raise ValueError(f"expected a digit, ']' or one of {tuple(_OPERATIONS)}, got {token!r} in {text!r}")
-    (open_operators[-1][1] if open_operators else done).append(value)
-  if open_operators or len(done) != 1:
-    got = f"{len(open_operators)} without ']'" if open_operators else f"{len(done)} expressions"
-    raise ValueError(f"expected one complete expression, got {got} in {text!r}")
-  return done[0]
-
-
-def encode(text: str) -> UInt8[np.ndarray, "S"]:
-  """The numbers of the tokens of an expression in `VOCABULARY`; parentheses are left out.
-
-  Raises:
-    ValueError: a token is not in the vocabulary. The expression is not checked otherwise.
-  """
-  numbers = []
-  for token in _tokenize(text):
-    token = "[" + token if token in _OPERATIONS else token
-    if token not in VOCABULARY[1:]:
-      raise ValueError(f"expected tokens among {VOCABULARY[1:]}, got {token!r} in {text!r}")
-    numbers.append(VOCABULARY.index(token))
-  return np.array(numbers, np.uint8)
-
-
-def decode(tokens: Int[np.ndarray, "S"] | UInt8[np.ndarray, "S"]) -> str:
-  """The text of token numbers, without padding: the inverse of `encode` for text without parentheses."""
-  return " ".join(VOCABULARY[token] for token in tokens if token != PAD)
-
-
-def _tokenize(text: str) -> list[str]:
-  """Operators by their bare names, digits and ']'."""
-  for bracket, replacement in (("(", " "), (")", " "), ("[", " "), ("]", " ] ")):
-    text = text.replace(bracket, replacement)
-  return ["]" if token == "X" else token for token in text.split()]
-
-
-def pad(examples: Sequence[Example], length: int) -> Batch:
-  """Examples as arrays, padded on the right to `length` tokens.
-
-  Raises:
-    ValueError: an expression is longer than `length`.
-  """
-  tokens = np.full((len(examples), length), PAD, np.int32)
-  for row, example in zip(tokens, examples, strict=True):
-    if len(example.tokens) > length:
-      raise ValueError(f"expected at most {length} tokens, got an expression of {len(example.tokens)}")
-    row[: len(example.tokens)] = example.tokens
-  lengths = np.array([len(example.tokens) for example in examples], np.int32)
-  return Batch(tokens, lengths, np.array([example.label for example in examples], np.int32))
-
-
-def generate(
-  seed: int, *, min_length: int = 500, max_length: int = 2000, max_depth: int = 10, max_args: int = 10
-) -> Iterator[Example]:
-  """An endless stream of expressions, none of which comes twice. The defaults are those of the Long Range Arena.
-
-  The stream is a function of the arguments alone: it uses only the raw 64-bit words of NumPy's PCG64, which NumPy
-  keeps the same in all versions, and integer arithmetic. An expression always starts with an operator (a bare digit
-  is shorter than any useful `min_length`).
-
-  Args:
-    seed: of the stream.
-    min_length: expressions have more tokens than this; an operator and its ']' are one token each.
-    max_length: expressions have fewer tokens than this.
-    max_depth: operators lie at depths 1 to max_depth − 1, and digits down to max_depth.
-    max_args: operators have 2 to max_args arguments.
-
-  Raises:
-    ValueError: limits that no expression meets; while iterating, if no further expression is to be found.
-  """
-  if max_depth < 2 or max_args < 2:
-    raise ValueError(f"expected max_depth >= 2 and max_args >= 2, got max_depth={max_depth}, max_args={max_args}")
-  longest = 2 * sum(max_args**depth for depth in range(max_depth - 1)) + max_args ** (max_depth - 1)
-  if max(min_length + 1, 4) > min(max_length - 1, longest):
-    raise ValueError(
-      f"expected limits that leave lengths between 4 and {longest}, "
-      f"got min_length={min_length}, max_length={max_length} (both exclusive)"
-    )
-  return _unique(seed, min_length, max_length, max_depth, max_args)
-
-
-def _unique(seed: int, min_length: int, max_length: int, max_depth: int, max_args: int) -> Iterator[Example]:
-  bits = np.random.PCG64(seed)
-  seen: set[bytes] = set()
-  barren = 0
-  while barren < _BARREN_BATCHES:
-    before = len(seen)
-    for example in _assemble(_sample_trees(bits, min_length, max_length, max_depth, max_args)):
-      digest = hashlib.blake2b(example.tokens.tobytes(), digest_size=16).digest()
-      if digest not in seen:
-        seen.add(digest)
-        yield example
-    barren = barren + 1 if len(seen) == before else 0
-  raise ValueError(
-    f"expected limits that leave more expressions, found {len(seen)} different ones with "
-    f"min_length={min_length}, max_length={max_length}, max_depth={max_depth}, max_args={max_args}"
+  folder = release.locate(
+    data_dir,
+    TASK.name,
+    folders=(".", "listops-1000", "listops"),
+    holds=lambda path: any((path / file).is_file() for file in FILES.values()),
+    wanted=lambda path: path.name in FILES.values(),
+    looking_for=", ".join(FILES.values()),
   )
+  findings = Findings(TASK.name, partial=partial)
+  splits = {}
+  for name, file in FILES.items():
+    path = folder / file
+    if not path.is_file():
+      findings.fault(f"{path}: there is no such file")
+      continue
+    with path.open("rb") as lines:
+      header = lines.readline().rstrip(b"\r\n")
+      number = sum(1 for line in lines if line.strip())
+    if header != b"Source\tTarget":
+      findings.fault(f"{path}: expected the header 'Source<TAB>Target', got {header[:60]!r}")
+    findings.count(str(path), expected=ROWS[name], found=number, unit="rows")
+    splits[name] = RawSplit(number, functools.partial(_parsed, path))
+  incomplete = findings.conclude()
+  return RawData(f"files in {folder}", splits, incomplete=incomplete)
 
 
-class _Level(NamedTuple):
-  """The nodes at one depth of many trees, from left to right; the children of a node are neighbours one level down."""
-
-  word: UInt64[np.ndarray, "n"]  # the random word that decides what the node is
-  num_args: Int[np.ndarray, "n"]  # 0 for a digit
-
-
-def _sample_trees(
-  bits: np.random.PCG64, min_length: int, max_length: int, max_depth: int, max_args: int
-) -> list[_Level]:
-  """Grows `_TREES_AT_ONCE` trees level by level and keeps those within the limits of length.
-
-  Of the word of a node, the two highest bits decide between operator (0) and digit, the next thirty the number of
-  arguments, and the lowest 32 which operator or digit it is.
-  """
-  levels: list[_Level] = []
-  trees: list[np.ndarray] = []  # the tree to which each node belongs, by level
-  tree = np.arange(_TREES_AT_ONCE)
-  length = np.zeros(_TREES_AT_ONCE, np.int64)
-  for depth in range(1, max_depth + 1):
-    word = bits.random_raw(len(tree))
-    is_operator = (word >> 62 == 0) | (depth == 1)
-    # A tree that is already too long, with every node of this level counted as a digit, needs to grow no further.
-    is_operator &= (depth < max_depth) & ((length + np.bincount(tree, minlength=_TREES_AT_ONCE))[tree] < max_length)
-    num_args = np.where(is_operator, 2 + _scale(word >> 32 & 0x3FFFFFFF, 30, max_args - 1), 0)
-    length += np.bincount(tree, weights=1 + is_operator, minlength=_TREES_AT_ONCE).astype(np.int64)
-    levels.append(_Level(word, num_args))
-    trees.append(tree)
-    tree = np.repeat(tree, num_args)
-    if not len(tree):
-      break
-  kept = (length > min_length) & (length < max_length)
-  levels = [_Level(*(x[kept[tree]] for x in level)) for level, tree in zip(levels, trees, strict=True)]
-  return [level for level in levels if len(level.word)]
+def _parsed(path: Path) -> Iterator[tuple[str, Example]]:
+  with path.open("rb") as file:
+    file.readline()
+    for number, line in enumerate(file, 2):
+      if line.strip():
+        yield str(number), _parse(f"{path}, line {number}", line)
 
 
-def _scale(words: np.ndarray, num_bits: int, bound: int) -> np.ndarray:
-  """Words of `num_bits` <= 32 random bits as integers 0 <= x < bound, uniform to within bound / 2^num_bits."""
-  return (words * bound >> num_bits).astype(np.int64)
+def _parse(where: str, line: bytes) -> Example:
+  source, _, target = line.decode("utf-8", "replace").rstrip("\r\n").partition("\t")
+  if len(target) != 1 or target not in "0123456789":
+    raise DataError(f"{where}: expected an expression, a tab and a digit, got a row ending {line[-20:]!r}")
+  try:
+    tokens, value = expressions.encode(source), expressions.evaluate(source)
+  except ValueError as error:
+    raise DataError(f"{where}: {_shortened(str(error))}") from error
+  if value != int(target):
+    raise DataError(f"{where}: the expression's value is {value}, but the file says {target}")
+  return {"tokens": tokens, "label": value}
 
 
-def _assemble(levels: list[_Level]) -> Iterator[Example]:
-  """The expressions of whole levels of trees: sizes and values from the leaves up, then places from the roots down."""
-  if not levels:
-    return
-  sizes: list[np.ndarray] = []
-  size = value = np.zeros(0, np.int64)
-  for level in reversed(levels):
-    is_operator = level.num_args > 0
-    size_below, size = size, np.ones_like(level.num_args)
-    value_below, value = value, _choice(level, 10)
-    if is_operator.any():
-      num_args = level.num_args[is_operator]
-      size[is_operator] = 2 + np.add.reduceat(size_below, _starts(num_args))
-      value[is_operator] = _apply(_choice(level, 4)[is_operator], value_below, num_args)
-    sizes.insert(0, size)
-
-  starts = _starts(size)  # where each tree begins in the tokens of all
-  tokens = np.empty(size.sum(), np.uint8)
-  place = starts
-  for depth, level in enumerate(levels):
-    is_operator = level.num_args > 0
-    tokens[place] = np.where(is_operator, _FIRST_OPERATOR + _choice(level, 4), _FIRST_DIGIT + _choice(level, 10))
-    tokens[(place + sizes[depth] - 1)[is_operator]] = _CLOSE
-    if is_operator.any():
-      num_args = level.num_args[is_operator]
-      before = _starts(sizes[depth + 1])
-      place = before + np.repeat(place[is_operator] + 1 - before[_starts(num_args)], num_args)
-  for start, end, label in zip(starts, starts + size, value, strict=True):
-    yield Example(tokens[start:end].copy(), int(label))
-
-
-def _choice(level: _Level, bound: int) -> np.ndarray:
-  """Which operator (of 4) or digit (of 10) each node is."""
-  return _scale(level.word & 0xFFFFFFFF, 32, bound)
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-  """Where each of several neighbouring segments of the given lengths begins."""
-  return np.cumsum(counts) - counts
-
-
-def _apply(operators: np.ndarray, args: np.ndarray, num_args: np.ndarray) -> np.ndarray:
-  """The value of each operator; `args` holds the arguments of all, one operator after the other."""
-  starts = _starts(num_args)
-  in_order = args[np.lexsort((args, np.repeat(np.arange(len(num_args)), num_args)))]
-  low, high = in_order[starts + (num_args - 1) // 2], in_order[starts + num_args // 2]
-  smallest, largest, total = in_order[starts], in_order[starts + num_args - 1], np.add.reduceat(args, starts)
-  results = np.stack([smallest, largest, (low + high) // 2, total % 10])  # MIN, MAX, MED, SM as in VOCABULARY
-  return results[operators, np.arange(len(operators))]
+def _shortened(message: str) -> str:
+  """Messages on expressions quote them, and these are thousands of characters long."""
+  return message if len(message) < 300 else f"{message[:200]} … {message[-60:]}"

@@ -43,6 +43,7 @@ class EncoderConfig:
     implementation: of the attention kernels; None for the best one.
     dtype: of the computation; None: that of the parameters.
     param_dtype: of the parameters.
+    remat: keep only what lies between blocks for the backward pass, and compute the rest again.
 
   Raises:
     ValueError, TypeError: a setting that is not allowed; the message lists what is.
@@ -70,6 +71,7 @@ class EncoderConfig:
   implementation: Implementation | None = None
   dtype: Dtype | None = None
   param_dtype: Dtype = jnp.float32
+  remat: bool = False
 
   def __post_init__(self) -> None:
     """Checks every setting."""

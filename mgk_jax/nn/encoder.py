@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mgk_jax.nn import names, padding, priors
 from mgk_jax.nn.config import EncoderConfig
+from mgk_jax.nn.dropout import Dropout
 from mgk_jax.nn.initializers import uniform_bias, uniform_by_fan_in
 
 EPSILON = 1e-5  # of the layer norms
@@ -70,8 +71,15 @@ class Encoder(nnx.Module):
     x = self.token_embedding(tokens)
     x = x + self.position_embedding[...][: tokens.shape[1]].astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic, rngs=rngs)
+
+    def apply(block: Block, x: jax.Array, valid: jax.Array, lengths: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
+      places = padding.Padding(valid, lengths, found.has_gaps)
+      return block(x, places, deterministic=deterministic, rngs=rngs, sow_weights=sow_weights)
+
+    if self.config.remat:
+      apply = nnx.remat(apply)
     for block in self.blocks:
-      x = block(x, found, deterministic=deterministic, rngs=rngs, sow_weights=sow_weights)
+      x = apply(block, x, found.valid, found.lengths, rngs)
     return self.norm(x) * found.valid[..., None]
 
 
@@ -126,9 +134,9 @@ class Block(nnx.Module):
     return x + self.dropout(self.mlp_out(self.dropout(hidden, **mode)), **mode)
 
 
-def make_dropout(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
+def make_dropout(rate: float, rngs: nnx.Rngs) -> Dropout:
   """Dropout that keeps a random stream only if it needs one."""
-  return nnx.Dropout(rate, deterministic=False, rngs=rngs if rate > 0 else None)
+  return Dropout(rate, deterministic=False, rngs=rngs if rate > 0 else None)
 
 
 def make_norm(config: EncoderConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:

@@ -62,24 +62,14 @@ def test_what_is_no_expression_is_refused(text, message):
 
 
 def test_vocabulary():
-  assert listops.VOCABULARY[listops.PAD] == "<pad>"
+  assert listops.VOCABULARY[0] == "<pad>"
   assert len(listops.VOCABULARY) == len(set(listops.VOCABULARY)) == 16
   np.testing.assert_array_equal(listops.encode("[MAX 0 [SM 9 1 ] ]"), [12, 1, 14, 10, 2, 15, 15])
   with pytest.raises(ValueError, match="got '\\[FIRST'"):
     listops.encode("[FIRST 1 2 ]")
   with pytest.raises(ValueError, match="got '<pad>'"):
     listops.encode("<pad>")
-
-
-def test_pad():
-  examples = [listops.Example(listops.encode("[SM 1 2 ]"), 3), listops.Example(listops.encode("[MAX 0 1 2 ]"), 2)]
-  batch = listops.pad(examples, 6)
-  np.testing.assert_array_equal(batch.tokens, [[14, 2, 3, 15, 0, 0], [12, 1, 2, 3, 15, 0]])
-  np.testing.assert_array_equal(batch.lengths, [4, 5])
-  np.testing.assert_array_equal(batch.labels, [3, 2])
-  assert listops.decode(batch.tokens[0]) == "[SM 1 2 ]"
-  with pytest.raises(ValueError, match="expected at most 4 tokens, got an expression of 5"):
-    listops.pad(examples, 4)
+  assert listops.decode([14, 2, 3, 15, 0, 0]) == "[SM 1 2 ]"
 
 
 @pytest.mark.parametrize(

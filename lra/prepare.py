@@ -1,0 +1,251 @@
+"""Prepares the data of a task: `python -m lra.prepare text --data_dir=aclImdb`. See `--help` for more."""
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra import builder as builders, download, tasks
+from lra.builder import TaskBuilder
+from lra.listops import SOURCES, ListopsConfig
+from lra.statistics import Statistics, table
+from lra.task import DataError, RawData
+
+_GENERATOR = tuple(field.name for field in dataclasses.fields(ListopsConfig) if field.type is int)
+_EXAMPLES = """examples:
+  python -m lra.prepare listops                                   generates it, no download (under a minute)
+  python -m lra.prepare listops --seed=3 --num_train=1000         another, smaller set
+  python -m lra.prepare listops --data_dir=lra_release            reads the Long Range Arena's own files
+  python -m lra.prepare text --data_dir=aclImdb_v1.tar.gz         from an archive
+  python -m lra.prepare image --data_dir=cifar-10-batches-bin     from a folder
+  python -m lra.prepare pathfinder32 --data_dir=lra_release --check_only
+  python -m lra.prepare retrieval --download                      downloads the archive, about 7.7 GB
+"""
+
+
+def prepare(builder: TaskBuilder, data_dir: str | Path | None = None, *, overwrite: bool = False) -> TaskBuilder:
+  """Prepares the data of a builder from raw data, unless they are prepared, and returns the builder that reads them.
+
+  An interruption leaves nothing that counts as prepared, and of two processes one waits for the other.
+
+  Args:
+    builder: of a task.
+    data_dir: a folder or an archive with the raw data; ListOps that is generated needs none.
+    overwrite: prepares them again if they are prepared.
+
+  Raises:
+    DataError: the raw data are missing, incomplete or unreadable, or the prepared data cannot be written.
+  """
+  if builder.is_prepared() and not overwrite:
+    return builder.reopened()
+  with _alone(builder):
+    builder = builder.reopened()
+    if builder.is_prepared() and not overwrite:
+      return builder  # by the process that this one waited for
+    raw = find(builder, data_dir)
+    for abandoned in Path(builder.data_path.parent).glob(f"incomplete.*_{builder.data_path.name}"):
+      shutil.rmtree(abandoned, ignore_errors=True)
+    if builder.is_prepared():
+      shutil.rmtree(builder.data_path)
+      builder = builder.reopened()
+    builder.write(raw)
+    return builder.reopened()
+
+
+def require(builder: TaskBuilder, data_dir: str | Path | None = None) -> TaskBuilder:
+  """The builder of data that are prepared, if need be now.
+
+  Raises:
+    DataError: they are not prepared and cannot be, or what is prepared lacks files; the message has the command to run.
+  """
+  if data_dir is not None and not builder.needs_raw_data:
+    raise DataError(
+      f"{builder.task.name}: generated data are not read from files, got {data_dir} to read; set source=files"
+    )
+  if not builder.is_prepared():
+    if builder.needs_raw_data and data_dir is None:
+      raise DataError(
+        f"{builder.task.name}: expected prepared data in {builder.data_path}, found none. Prepare them first:\n"
+        f"  {command(builder)} --data_dir=FOLDER_OR_ARCHIVE\n{download.advice(builder.task.name)}"
+      )
+    return prepare(builder, data_dir)
+  builder = builder.reopened()
+  for split in builder.info.splits.values():
+    for path in map(Path, split.filepaths):
+      if not path.is_file() or not path.stat().st_size:
+        raise DataError(
+          f"{path}: the file is missing or empty; prepare the data again:\n  {command(builder)} --overwrite"
+        )
+  if data_dir is not None:
+    origin = builder.info.metadata["origin"]
+    print(f"{builder.task.name}: prepared already ({origin}); {data_dir} is not read again", file=sys.stderr)
+  return builder
+
+
+def find(builder: TaskBuilder, data_dir: str | Path | None) -> RawData:
+  """The raw data that a builder finds in a folder or an archive.
+
+  Raises:
+    DataError: they are missing, incomplete or unreadable.
+  """
+  try:
+    return builder.find(None if data_dir is None else Path(data_dir).expanduser().resolve())
+  except OSError as error:
+    raise DataError(f"{error.filename or data_dir}: cannot be read: {error.strerror or error}") from error
+
+
+def command(builder: TaskBuilder) -> str:
+  """The command that prepares a builder's data, without the place of raw data."""
+  words = ["python -m lra.prepare", builder.task.name]
+  config = builder.builder_config
+  if isinstance(config, ListopsConfig) and config.source == "generated":
+    default = ListopsConfig()
+    words += [f"--{n}={getattr(config, n)}" for n in _GENERATOR if getattr(config, n) != getattr(default, n)]
+  if Path(builder.data_dir_root) != builders.default_prepared_dir():
+    words.append(f"--prepared_dir={builder.data_dir_root}")
+  return " ".join(words)
+
+
+@contextlib.contextmanager
+def _alone(builder: TaskBuilder) -> Iterator[None]:
+  """Waits until no other process prepares the same data; a process that was killed does not count."""
+  root = Path(builder.data_dir_root)
+  lock = root / f".{'-'.join(Path(builder.data_path).relative_to(root).parts)}.lock"
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+    file = lock.open("a")
+  except OSError as error:
+    raise DataError(f"{root}: cannot be written: {error.strerror or error}; see --prepared_dir") from error
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      print(f"{builder.task.name}: another process is preparing it; waiting for that one", file=sys.stderr, flush=True)
+      fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def summary(builder: TaskBuilder) -> str:
+  """What was prepared: where, from what, how many examples with which labels and lengths, and by which protocols."""
+  metadata = builder.info.metadata
+  lines = [f"{builder.task.name} is prepared in {builder.data_path}", f"  origin: {metadata['origin']}"]
+  lines += [f"  note: {note}" for note in builder.notes]
+  lines.append(table(metadata["statistics"]))
+  return "\n".join([*lines, _protocols(builder)])
+
+
+def _protocols(builder: TaskBuilder) -> str:
+  lines = []
+  for name, protocol in builder.task.protocols.items():
+    lines.append(f"  protocol {name}: train = {protocol.train}, validation = {protocol.valid}, test = {protocol.test}")
+    lines += [f"    {protocol.note}"] if protocol.note else []
+  return "\n".join(lines)
+
+
+def check(builder: TaskBuilder, data_dir: str | Path | None) -> str:
+  """Reads all raw data, writes nothing, and says what there is.
+
+  Raises:
+    DataError: they are missing, incomplete or unreadable.
+  """
+  raw = find(builder, data_dir)
+  statistics = {}
+  for name, split in raw.splits.items():
+    counts = Statistics(builder.task)
+    for _, example in builders.read(builder.task, name, split):
+      counts.add(example)
+    statistics[name] = counts.as_dict()
+  notes = [*raw.notes, *([f"incomplete: {raw.incomplete}"] if raw.incomplete else [])]
+  lines = [f"{builder.task.name} can be prepared; nothing was written", f"  origin: {raw.origin}"]
+  return "\n".join([*lines, *(f"  note: {note}" for note in notes), table(statistics), _protocols(builder)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command; returns its exit code."""
+  args, builder = _parse(argv)
+  try:
+    if not args.check_only and builder.is_prepared() and not args.overwrite:
+      builder = require(builder)
+      lacking = builder.info.metadata["incomplete"]
+      if lacking and not args.partial:
+        raise DataError(
+          f"{args.task} is prepared in {builder.data_path}, but from incomplete raw data: {lacking}. "
+          "Use --overwrite to prepare it again, or --partial to keep it"
+        )
+      print(f"Nothing to do (--overwrite prepares it again): {summary(builder)}")
+      return 0
+    data_dir = args.data_dir
+    if args.download:
+      folder = Path(args.download_dir or Path(builder.data_dir_root) / "downloads").expanduser()
+      data_dir = download.fetch(download.ARCHIVES[args.task], folder)
+      print(f"downloaded: {data_dir}", flush=True)
+    if args.check_only:
+      print(check(builder, data_dir))
+    else:
+      print(summary(prepare(builder, data_dir, overwrite=args.overwrite)))
+    return 0
+  except DataError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print("interrupted; run the same command again", file=sys.stderr)
+    return 128 + signal.SIGINT
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TaskBuilder]:
+  parser = argparse.ArgumentParser(
+    prog="python -m lra.prepare",
+    description="Finds the raw data of a task, checks them, and writes them in the form that training reads.",
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument("task", choices=tasks.TASKS, help="the task to prepare")
+  parser.add_argument("--data_dir", help="raw data: a folder, or an official archive")
+  parser.add_argument(
+    "--prepared_dir", help="where prepared data are written (default: $MGK_DATA_DIR or ~/.cache/mgk_jax)"
+  )
+  parser.add_argument("--download", action="store_true", help="download the official archive, or continue to")
+  parser.add_argument("--download_dir", help="where to (default: downloads in the directory of prepared data)")
+  parser.add_argument("--check_only", action="store_true", help="read and check everything, write nothing")
+  parser.add_argument("--partial", action="store_true", help="accept other numbers of examples than the official ones")
+  parser.add_argument("--overwrite", action="store_true", help="prepare the data again if they are prepared")
+  group = parser.add_argument_group("listops only")
+  group.add_argument("--source", choices=SOURCES, help="default: generated, or files with --data_dir or --download")
+  defaults: Any = ListopsConfig()
+  for name in _GENERATOR:
+    group.add_argument(f"--{name}", type=int, help=f"of generated data (default: {getattr(defaults, name)})")
+  args = parser.parse_args(argv)
+
+  given = {name: getattr(args, name) for name in _GENERATOR if getattr(args, name) is not None}
+  if args.download and args.data_dir:
+    parser.error("expected --download or --data_dir, got both")
+  if args.download_dir and not args.download:
+    parser.error("--download_dir: expected with --download only")
+  if args.task != "listops":
+    if given or args.source:
+      names = ", ".join(f"--{name}" for name in [*given, *(["source"] if args.source else [])])
+      parser.error(f"{names}: for listops only, got the task {args.task}")
+    return args, tasks.get(args.task)(data_dir=args.prepared_dir, partial=args.partial)
+  files = bool(args.data_dir or args.download)
+  source = args.source or ("files" if files else "generated")
+  if files and source == "generated":
+    parser.error("--source=generated: expected neither --data_dir nor --download with it")
+  if source == "files" and given:
+    parser.error(f"{', '.join(f'--{name}' for name in given)}: for generated data only")
+  try:
+    config = ListopsConfig(source=source, **given)
+  except ValueError as error:
+    parser.error(str(error))
+  return args, tasks.get("listops")(data_dir=args.prepared_dir, config=config, partial=args.partial)
+
+
+if __name__ == "__main__":
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is unfinished is removed
+  sys.exit(main())

@@ -1,0 +1,185 @@
+"""Trains a model on a task of the Long Range Arena, from a config.
+
+    python -m lra.train --config=configs/lra/listops.py:smgk --workdir=runs/listops_smgk
+
+The same command goes on where a run was stopped. It ends with the test accuracy of the checkpoint that was best on the
+validation set, and leaves in the work directory the config, metrics.jsonl, TensorBoard files, checkpoints and a
+summary.json.
+"""
+
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+import lra.model
+from lra import input_pipeline, prepare, tasks
+from lra.builder import TaskBuilder
+from lra.task import DataError
+from mgk_jax import training
+from mgk_jax.analysis import flops
+
+
+def train(
+  config: ml_collections.ConfigDict,
+  workdir: str | Path,
+  *,
+  data_dir: str | Path | None = None,
+  prepared_dir: str | Path | None = None,
+) -> dict[str, Any]:
+  """Trains as the config says, from the start or from where a run in `workdir` was stopped.
+
+  Args:
+    config: as the files in configs/lra make it.
+    workdir: where everything is written.
+    data_dir: raw data, for a task whose data are not prepared yet.
+    prepared_dir: where prepared data are, or are to be.
+
+  Returns:
+    The summary, which is also in the work directory.
+
+  Raises:
+    ValueError, TypeError: a setting that is not allowed.
+    DataError: there are no data, or not all.
+    TrainingStopped: the run cannot go on.
+    Interrupted: it was asked to stop, and can be gone on with.
+  """
+  directory = training.Workdir(workdir)
+  with directory.claim(config.to_dict()):
+    if (summary := directory.summary()) is not None:
+      print(f"{directory} holds a finished run.", file=sys.stderr)
+      return summary
+    builder = prepare.require(tasks.builder(config, prepared_dir), data_dir)
+    trainer = make_trainer(config, directory, builder)
+    outcome = trainer.run()
+    summary = summarize(config, builder, outcome)
+    if jax.process_index() == 0:
+      directory.write_summary(summary)
+  return summary
+
+
+def make_trainer(
+  config: ml_collections.ConfigDict, directory: training.Workdir, builder: TaskBuilder
+) -> training.Trainer:
+  """The run that a config describes."""
+  task = builder.task
+  settings = lra.model.model_config(config, task)
+  mesh = training.make_mesh(**config.mesh)
+  check_batch_size(config, mesh)
+  optimizer, learning_rate = training.make_optimizer(num_steps=config.num_steps, **config.optimizer)
+  rows = input_pipeline.Rows(config.batch_size)
+  length = config.data.pad_to or config.data.length
+  source = functools.partial(input_pipeline.source, builder, config.data.protocol)
+  return training.Trainer(
+    directory=directory.path,
+    name=f"{task.name} {config.model.attention}",
+    make_model=functools.partial(lra.model.make_model, settings),
+    objective=lra.model.classify,
+    optimizer=optimizer,
+    learning_rate=learning_rate,
+    mesh=mesh,
+    schedule=training.Schedule(
+      num_steps=config.num_steps,
+      eval_every=config.eval_every,
+      checkpoint_every=config.checkpoint_every,
+      log_every=config.log_every,
+    ),
+    seed=config.seed,
+    accumulation_steps=config.accumulation_steps,
+    train_data=input_pipeline.train_batches(source("train"), task, rows=rows, length=length, seed=config.seed),
+    eval_data=lambda split: input_pipeline.EvalBatches(source(split), task, rows=rows, length=length),
+  )
+
+
+def check_batch_size(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """A batch must fall into equal parts for devices and accumulation.
+
+  Raises:
+    ValueError: it does not.
+  """
+  parts = mesh.shape["data"] * config.accumulation_steps
+  if config.accumulation_steps < 1 or config.batch_size < 1 or config.batch_size % parts:
+    raise ValueError(
+      f"batch_size: expected a multiple of {mesh.shape['data']} (devices along mesh.data) × "
+      f"{config.accumulation_steps} (accumulation_steps), got {config.batch_size}"
+    )
+
+
+def summarize(config: ml_collections.ConfigDict, builder: TaskBuilder, outcome: training.Outcome) -> dict[str, Any]:
+  """All that one wants to know of a finished run."""
+  task = builder.task
+  protocol = task.protocol(config.data.protocol)
+  length = config.data.pad_to or config.data.length
+  count = flops.training_flops(lra.model.model_config(config, task), config.batch_size, length)
+  sizes = {
+    split: len(input_pipeline.source(builder, config.data.protocol, split)) for split in ("train", "valid", "test")
+  }
+  return {
+    "task": task.name,
+    "variant": config.model.attention,
+    "num_heads": config.model.num_heads,
+    "seed": config.seed,
+    "num_parameters": outcome.num_parameters,
+    "flops_per_step": count.training,
+    "num_steps": config.num_steps,
+    "best_step": outcome.best_step,
+    "valid": outcome.valid,
+    "test": outcome.test,
+    "protocol": {"name": config.data.protocol, "note": protocol.note},
+    "data": {"origin": builder.info.metadata["origin"], "notes": builder.notes, "examples": sizes},
+    "timing": {
+      "seconds": outcome.seconds,
+      "train_seconds": outcome.train_seconds,
+      "steps_per_second": config.num_steps / outcome.train_seconds,
+    },
+    "config": config.to_dict(),
+  }
+
+
+def describe(summary: Mapping[str, Any]) -> str:
+  """The summary in a few lines."""
+  heads = f"{summary['num_heads']} head{'s' if summary['num_heads'] > 1 else ''}"
+  lines = [
+    f"{summary['task']}, {summary['variant']} with {heads}, seed {summary['seed']}: "
+    f"{summary['num_parameters']:,} parameters, {summary['flops_per_step'] / 1e9:.1f} GFLOPs a step",
+    f"best step {summary['best_step']} of {summary['num_steps']}: "
+    f"valid accuracy {summary['valid']['accuracy']:.2%}, test accuracy {summary['test']['accuracy']:.2%}",
+  ]
+  if summary["protocol"]["note"]:
+    lines.append(f"protocol {summary['protocol']['name']}: {summary['protocol']['note']}")
+  lines += [f"data: {note}" for note in summary["data"]["notes"]]
+  lines.append(f"{summary['timing']['seconds'] / 60:.1f} minutes, {summary['timing']['steps_per_second']:.2f} steps/s")
+  return "\n".join(lines)
+
+
+def command() -> None:
+  """The command. Its flags are defined here, so that who imports this module gets none."""
+  config = config_flags.DEFINE_config_file(
+    "config", None, "A file of configs/lra with arguments, e.g. configs/lra/listops.py:smgk,heads=2,seed=3."
+  )
+  workdir = flags.DEFINE_string("workdir", None, "Where the run is written, and gone on with.")
+  data_dir = flags.DEFINE_string("data_dir", None, "Raw data, for a task whose data are not prepared yet.")
+  prepared_dir = flags.DEFINE_string("prepared_dir", None, "Where prepared data are; see python -m lra.prepare --help.")
+  flags.mark_flags_as_required([config, workdir])
+
+  def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f"expected --name=value only, got {argv[1:]}")
+    if not flags.FLAGS["verbosity"].present:
+      logging.set_verbosity(logging.WARNING)  # Orbax has much to say
+    with training.reported(DataError, ValueError, TypeError):
+      assert workdir.value is not None
+      summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
+      print(describe(summary))
+
+  app.run(main)
+
+
+if __name__ == "__main__":
+  command()

@@ -1,0 +1,1 @@
+"""What models cost and how runs went: FLOPs, parameters, learning curves and tables."""
