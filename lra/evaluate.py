@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 
 from lra import prepare, tasks, train
@@ -46,6 +47,9 @@ def evaluate(
   """
   directory = training.Workdir(workdir)
   config = ml_collections.ConfigDict(directory.config())
+  here = jax.device_count()  # which may be another number than where it was trained
+  config.mesh.update(data=here, model=1)
+  config.update(batch_size=-(-config.batch_size // here) * here, accumulation_steps=1)
   number = find_step(directory, step)
   builder = prepare.require(tasks.builder(config, prepared_dir), data_dir)
   metrics = train.make_trainer(config, directory, builder).evaluate_checkpoint(number, split)

@@ -23,16 +23,20 @@ Batch = Mapping[str, Int[np.ndarray, "B *length"] | Float[np.ndarray, "B"]]
 
 
 class Rows:
-  """The rows of a batch that a process reads: an equal, contiguous part of them."""
+  """The rows of a batch that a process reads: one of several equal, contiguous parts.
 
-  def __init__(self, batch_size: int, process: int | None = None, num_processes: int | None = None):
-    process = jax.process_index() if process is None else process
-    num_processes = jax.process_count() if num_processes is None else num_processes
-    if batch_size % num_processes:
-      raise ValueError(f"batch_size: expected a multiple of the {num_processes} processes, got {batch_size}")
+  Which one is decided by the mesh, see `mgk_jax.training.mesh.batch_part`. Without a part it is that of the process by
+  its number, which is right where the axis "data" goes across all processes and "model" across none.
+  """
+
+  def __init__(self, batch_size: int, part: int | None = None, num_parts: int | None = None):
+    part = jax.process_index() if part is None else part
+    num_parts = jax.process_count() if num_parts is None else num_parts
+    if batch_size % num_parts:
+      raise ValueError(f"batch_size: expected a multiple of the {num_parts} parts for processes, got {batch_size}")
     self.batch_size = batch_size
-    self.local_size = batch_size // num_processes
-    self.slice = slice(process * self.local_size, (process + 1) * self.local_size)
+    self.local_size = batch_size // num_parts
+    self.slice = slice(part * self.local_size, (part + 1) * self.local_size)
 
 
 def train_batches(
@@ -45,15 +49,22 @@ def train_batches(
   """
   if len(source) < rows.batch_size:
     raise ValueError(f"expected at least batch_size={rows.batch_size} training examples, got {len(source)}")
-  numbers = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().batch(rows.batch_size)
+  numbers = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
+  numbers = numbers.batch(rows.batch_size, drop_remainder=True)  # of endlessly many, so that there is none
   dataset = numbers.map(lambda chosen: collate(_read(source, chosen[rows.slice]), task, rows.local_size, length))
   return iter(dataset.to_iter_dataset(READING))
 
 
 class EvalBatches:
-  """Every example exactly once, in order; the last batch is filled up with rows of weight 0."""
+  """Every example exactly once, in order; the last batch is filled up with rows of weight 0.
+
+  Raises:
+    ValueError: there is no example.
+  """
 
   def __init__(self, source: Sequence[Mapping[str, Any]], task: Task, *, rows: Rows, length: int):
+    if not len(source):
+      raise ValueError("expected at least one example to evaluate on, got none")
     numbers = grain.MapDataset.range(len(source)).batch(rows.batch_size, drop_remainder=False)
     self._dataset = numbers.map(
       lambda chosen: collate(_read(source, chosen[rows.slice]), task, rows.local_size, length)

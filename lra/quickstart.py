@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   with training.reported(DataError, ValueError, TypeError):
     runs = [(name, quickstart.get_config(",".join(filter(None, (m, args.set))))) for name, m in MODELS.items()]
     failed = sweep.sweep(runs, args.workdir, prepared_dir=args.prepared_dir)
-    print(report.report([args.workdir / name for name, _ in runs], picture=args.workdir / "curves.png"))
+    report.show(report.report([args.workdir / name for name, _ in runs], picture=args.workdir / "curves.png"))
     if failed:
       raise training.TrainingStopped(f"Not finished: {', '.join(failed)}")
 

@@ -60,6 +60,12 @@ def report(
   return "\n\n".join(parts)
 
 
+def show(text: str) -> None:
+  """Prints a report, also where the output has no signs such as ±."""
+  encoding = sys.stdout.encoding or "utf-8"
+  print(text.encode(encoding, "replace").decode(encoding))
+
+
 def format_table(grouped: Sequence[Row]) -> str:
   """The table that a report prints."""
   cells = [
@@ -127,8 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = report(arguments.runs, picture=arguments.curves, csv_file=arguments.csv)
   except (OSError, ValueError) as error:
     parser.error(str(error))
-  encoding = sys.stdout.encoding or "utf-8"
-  print(text.encode(encoding, "replace").decode(encoding))
+  show(text)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   with training.reported(DataError, ValueError, TypeError):
     runs = list(grid(args.config, args.variants, args.heads, args.seeds))  # all of them, so that errors come first
     failed = sweep(runs, workdir, data_dir=args.data_dir, prepared_dir=args.prepared_dir)
-    print(report.report([workdir / name for name, _ in runs]))
+    report.show(report.report([workdir / name for name, _ in runs]))
     if failed:
       sys.exit(f"Not finished: {', '.join(failed)}")
 

@@ -36,5 +36,5 @@ def builder(
     ValueError: the config names an unknown task or has settings that are not allowed.
   """
   name = config.task
-  settings = ListopsConfig(source=config.data.source, **config.data.generator) if name == "listops" else None
+  settings = ListopsConfig(source=config.data.source, **config.data.get("generator", {})) if name == "listops" else None
   return get(name)(data_dir=prepared_dir, config=settings, partial=partial)

@@ -19,11 +19,13 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 import lra.model
-from lra import input_pipeline, prepare, tasks
+from configs.lra import schema
+from lra import ahead, input_pipeline, prepare, tasks
 from lra.builder import TaskBuilder
 from lra.task import DataError
 from mgk_jax import training
 from mgk_jax.analysis import flops
+from mgk_jax.training.targets import EXAMPLES
 
 
 def train(
@@ -50,6 +52,7 @@ def train(
     TrainingStopped: the run cannot go on.
     Interrupted: it was asked to stop, and can be gone on with.
   """
+  check(config)
   directory = training.Workdir(workdir)
   with directory.claim(config.to_dict()):
     if (summary := directory.summary()) is not None:
@@ -62,6 +65,28 @@ def train(
     if jax.process_index() == 0:
       directory.write_summary(summary)
   return summary
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Looks at all settings, so that a wrong one is found before data are prepared and a work directory is taken.
+
+  Raises:
+    ValueError, TypeError: a setting that is not allowed.
+  """
+  task = tasks.get(config.task).task
+  task.protocol(config.data.protocol)
+  lra.model.model_config(config, task)
+  check_batch_size(config, training.make_mesh(**config.mesh))
+  training.make_optimizer(num_steps=config.num_steps, **config.optimizer)
+  make_schedule(config)
+  if config.seed < 0:
+    raise ValueError(f"seed: expected 0 or more, got {config.seed}")
+
+
+def make_schedule(config: ml_collections.ConfigDict) -> training.Schedule:
+  """When a run evaluates, saves and logs."""
+  names = ("num_steps", "eval_every", "checkpoint_every", "log_every")
+  return training.Schedule(**{name: config[name] for name in names})
 
 
 def make_trainer(
@@ -84,12 +109,7 @@ def make_trainer(
     optimizer=optimizer,
     learning_rate=learning_rate,
     mesh=mesh,
-    schedule=training.Schedule(
-      num_steps=config.num_steps,
-      eval_every=config.eval_every,
-      checkpoint_every=config.checkpoint_every,
-      log_every=config.log_every,
-    ),
+    schedule=make_schedule(config),
     seed=config.seed,
     accumulation_steps=config.accumulation_steps,
     train_data=input_pipeline.train_batches(source("train"), task, rows=rows, length=length, seed=config.seed),
@@ -166,7 +186,14 @@ def command() -> None:
   workdir = flags.DEFINE_string("workdir", None, "Where the run is written, and gone on with.")
   data_dir = flags.DEFINE_string("data_dir", None, "Raw data, for a task whose data are not prepared yet.")
   prepared_dir = flags.DEFINE_string("prepared_dir", None, "Where prepared data are; see python -m lra.prepare --help.")
-  flags.mark_flags_as_required([config, workdir])
+  machine = flags.DEFINE_string(
+    "compile_for",
+    None,
+    f"Train nothing, but compile the training step for a machine that need not be there: {EXAMPLES}.",
+  )
+  compare = flags.DEFINE_list("compare", [], "With --compile_for: variants to compare, e.g. softmax,mgk,smgk.")
+  heads = flags.DEFINE_list("heads", [], "With --compile_for: numbers of heads to compare, e.g. 8,4.")
+  flags.mark_flag_as_required(config)
 
   def main(argv: list[str]) -> None:
     if len(argv) > 1:
@@ -174,11 +201,41 @@ def command() -> None:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # Orbax has much to say
     with training.reported(DataError, ValueError, TypeError):
-      assert workdir.value is not None
+      overrides = config_flags.get_override_values(flags.FLAGS["config"])
+      schema.settle(config.value, {path: f"--config.{path}={value}" for path, value in overrides.items()})
+      if machine.value:
+        print(ahead.report(config.value, machine.value, variants=compare.value, heads=[int(x) for x in heads.value]))
+        return
+      if compare.value or heads.value:
+        raise ValueError("--compare and --heads go with --compile_for; python -m lra.sweep trains several models")
+      if not workdir.value:
+        raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
       print(describe(summary))
 
-  app.run(main)
+  app.run(main, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """What absl's parser does; errors in a config, for which ml_collections has tracebacks, are messages here as well."""
+  try:
+    left = flags.FLAGS(argv)
+    _ = flags.FLAGS.config.task  # a file that could not be read is an error only now
+    return left
+  except OSError as error:
+    *_, reason = str(error).splitlines()
+    message = f"--config: expected a Python file such as configs/lra/listops.py: {reason.strip()}"
+  except (AttributeError, KeyError) as error:
+    keys = [link.args[0] for link in _chain(error) if isinstance(link, KeyError)]
+    message = "--config: no setting " + str(keys[0]).replace("\n", ". ") if keys else f"--config: {error}"
+  except flags.Error as error:
+    message = f"--config: {_chain(error)[-1]}" if "Traceback" in str(error) else str(error)
+  sys.exit(f"{message}\nSee python -m lra.train --help")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+  """An error, the one during which it came up, and so on."""
+  return [error, *(_chain(error.__context__) if error.__context__ else ())]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from mgk_jax.kernels import (
   LinearState as LinearState,
+  compiling_for as compiling_for,
   em_prior as em_prior,
   em_variance as em_variance,
+  explain_implementation as explain_implementation,
   feature_maps as feature_maps,
   linear_attention as linear_attention,
   mixture_attention as mixture_attention,
@@ -12,6 +14,7 @@ from mgk_jax.kernels import (
   mixture_linear_attention_state as mixture_linear_attention_state,
   mixture_linear_attention_step as mixture_linear_attention_step,
   responsibilities as responsibilities,
+  sharded_heads as sharded_heads,
   shifted_mixture_attention as shifted_mixture_attention,
   softmax_attention as softmax_attention,
 )

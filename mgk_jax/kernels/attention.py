@@ -1,15 +1,16 @@
 """The attentions with a T×S matrix: mixtures of Gaussian keys, projected or shifted, and plain softmax."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from mgk_jax.kernels import checks, dispatch, dropout as dropout_lib, masking, reference, scores, xla
+from mgk_jax.kernels import checks, cudnn, dispatch, dropout as dropout_lib, masking, pallas, reference, scores, xla
 from mgk_jax.kernels.checks import Dims
 
 EStep = Literal["soft", "hard"]
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "pallas", "cudnn"]
 Lengths = Int[Array, "B"] | UInt[Array, "B"]
 
 
@@ -55,8 +56,10 @@ def mixture_attention(
     dropout_rate: probability with which an attention weight is dropped; the same weights in every implementation.
     dropout_rng: a jax.random key; required when dropout_rate > 0.
     broadcast_dropout: drop the same pairs (i, j) in all examples and heads.
-    implementation: "reference" (memory O(T·S·M); differentiable any number of times, forwards and backwards), "xla"
-      (memory O(T + S); one reverse-mode derivative) or None for the best one.
+    implementation: "reference" (memory O(T·S·M); differentiable any number of times, forwards and backwards); "xla"
+      (memory O(T + S); one reverse-mode derivative, as all that follow); "pallas", kernels for TPUs and GPUs (O(T + S);
+      no dropout; interpreted, and slow, on a CPU); "cudnn", cuDNN's attention over M·S keys for GPUs (one variance,
+      soft E step, no mask, no dropout); None for the best one, see `explain_implementation`.
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
@@ -65,6 +68,7 @@ def mixture_attention(
     ValueError, TypeError: a malformed argument; the message states what was expected and what came.
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
+  scale = _static_precision(variance, dims)
   log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
   checks.one_of("estep", estep, checks.ESTEPS)
   log_prior = None if estep == "hard" else log_prior
@@ -74,7 +78,7 @@ def mixture_attention(
       "xla": lambda: scores.gaussian(query, key, log_prior, variance),
       "reference": lambda: reference.gaussian_scores(query, key, log_prior, variance),
     },
-    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
     estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -115,6 +119,7 @@ def shifted_mixture_attention(
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N H")
   shift, dims = _check_shift(shift, dims)
+  scale = _static_precision(variance, dims)
   log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
   checks.one_of("estep", estep, checks.ESTEPS)
   log_prior = None if estep == "hard" else log_prior
@@ -124,7 +129,7 @@ def shifted_mixture_attention(
       "xla": lambda: scores.shifted_gaussian(query, key, shift, log_prior, variance),
       "reference": lambda: reference.gaussian_scores(query, scores.shift_keys(key, shift), log_prior, variance),
     },
-    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
     estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -160,7 +165,7 @@ def softmax_attention(
       "xla": lambda: scores.dot_product(query, key),
       "reference": lambda: reference.dot_product_scores(query, key),
     },
-    value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    dims.H**-0.5, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
     "soft", dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -234,18 +239,36 @@ def _check_shift(shift, dims: Dims) -> tuple[jax.Array, Dims]:
   return shift, dims
 
 
+def _static_precision(variance: Any, dims: Dims) -> float | None:
+  """1/σ² as a Python number, or None if it is an array, whose value may not be known yet."""
+  if variance is None:
+    return dims.H**-0.5
+  return 1 / float(variance) if isinstance(variance, int | float) and variance > 0 else None
+
+
 def _attend(
-  score_of, value, dims, mask, is_causal, query_lengths, key_lengths, estep, dropout_rate, dropout_rng,
+  score_of, scale, value, dims, mask, is_causal, query_lengths, key_lengths, estep, dropout_rate, dropout_rng,
   broadcast_dropout, implementation,
 ) -> jax.Array:  # fmt: skip
   """Checks what all attentions have in common and runs the implementation on its own kind of scores."""
   where = masking.make(mask, is_causal, query_lengths, key_lengths, dims)
   checks.dropout(dropout_rate, dropout_rng)
   dropout = dropout_lib.make(dropout_rate, dropout_rng, dims, broadcast=broadcast_dropout)
+
+  def without_dropout(run: Callable[[], jax.Array]) -> jax.Array:
+    if dropout is not None:
+      raise NotImplementedError("dropout of attention weights")
+    return run()
+
+  fused: Literal["cudnn", "xla"] = "cudnn" if dispatch.platform() == "gpu" else "xla"
   out = dispatch.run(
     implementation,
     {
       "xla": lambda: xla.attention(score_of["xla"](), value, where, dims, estep, dropout),
+      "pallas": lambda: without_dropout(lambda: pallas.attention(score_of["xla"](), value, where, dims, estep)),
+      "cudnn": lambda: without_dropout(
+        lambda: cudnn.attention(score_of["xla"](), scale, value, where, dims, estep, fused=fused)
+      ),
       "reference": lambda: reference.attention(score_of["reference"](), value, where, dims, estep, dropout),
     },
   )

@@ -208,10 +208,9 @@ class Head:
 
   def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> list[tiles.Tile]:
     """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""
-    mixing = self.tile_mixing(i, j)
+    mixing, query_HQ = self.tile_mixing(i, j), self.rows(self.query_HT, i)
     return tiles.scores(
-      self.rows(self.query_HT, i),
-      self.columns(self.key, j, 1),
+      [key @ query_HQ for key in self.columns(self.key, j, 1)],
       None if self.row is None else [self.rows(x, i) for x in self.row],
       None if self.column is None else [self.columns(x, j) for x in self.column],
       allowed,

@@ -6,16 +6,52 @@ devices. `map_heads` is a loop that is neither: under `vmap` the new axis joins 
 device loops over the examples and heads that it holds, with no communication.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mgk_jax.kernels import dispatch
 
 Tree = Any
+
+
+class Layout(NamedTuple):
+  """Over which axes of a mesh batch and heads are cut, for attention that cannot see it from its operands."""
+
+  mesh: Mesh
+  batch: str
+  heads: str
+
+  def specs(self, full: tuple[int, ...], shapes: Sequence[Any]) -> tuple[PartitionSpec, ...]:
+    """How arrays [B or 1, N or 1, …] lie on the mesh; an axis that it does not divide stays whole."""
+    names = [name if size % self.mesh.shape[name] == 0 else None for name, size in zip(self[1:], full, strict=True)]
+    return tuple(
+      PartitionSpec(*(name if x.shape[axis] == full[axis] else None for axis, name in enumerate(names))) for x in shapes
+    )
+
+
+_layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
+
+
+@contextlib.contextmanager
+def sharded_heads(mesh: Mesh, *, batch: str, heads: str) -> Iterator[None]:
+  """Within it, attention is computed where batch and heads lie: cut over these axes of the mesh, by jax.shard_map.
+
+  On CPUs and GPUs it finds that out by itself, and so it does everywhere on meshes with explicit axes and inside
+  jax.shard_map. The compiler for TPUs does not ask: there, a function that is compiled for several devices needs this.
+  """
+  token = _layout.set(Layout(mesh, batch, heads))
+  try:
+    yield
+  finally:
+    _layout.reset(token)
 
 
 def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
@@ -29,6 +65,19 @@ def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
   Returns:
     The kernel's results with leading axes [B, N].
   """
+  return over_heads(kernel, operands, _loop)
+
+
+def over_heads(
+  kernel: Callable[[Tree], Tree], operands: Tree, run: Callable[..., tuple[jax.Array, ...]] | None = None
+) -> Tree:
+  """`kernel(operands)` on the examples and heads that a device holds; with `vmap`, the new axis joins the batch.
+
+  Args:
+    kernel: from operands with the axes [B or 1, N or 1] to a tree of arrays with the axes [B, N].
+    operands: as in `map_heads`.
+    run: in place of a plain call, runs the kernel, made a function of arrays, on the operands that a device holds.
+  """
   leaves, treedef = jax.tree.flatten(operands)
   results: list[Any] = []  # the structure of the kernel's result, known once it has been traced
 
@@ -37,7 +86,7 @@ def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
     results[:] = [out_treedef]
     return tuple(out_leaves)
 
-  out_leaves = _vectorisable(flat_kernel, *leaves)
+  out_leaves = _vectorisable(flat_kernel if run is None else functools.partial(run, flat_kernel), *leaves)
   return jax.tree.unflatten(results[0], out_leaves)
 
 
@@ -56,12 +105,12 @@ def vary_alike(tree: Tree) -> Tree:
   return jax.tree.map(vary, tree)
 
 
-def _vectorisable(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
-  """The map over heads, whose rule for `vmap` lays the new axis into the batch."""
+def _vectorisable(local: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
+  """A function of all heads, whose rule for `vmap` lays the new axis into the batch."""
 
   @jax.custom_batching.custom_vmap
   def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
-    return _partitioned(kernel, *operands)
+    return _partitioned(local, *operands)
 
   @mapped.def_vmap
   def fold(axis_size: int, batched: list[bool], *operands: jax.Array):
@@ -73,20 +122,26 @@ def _vectorisable(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.A
       x = x if is_batched else x[None]
       return jnp.broadcast_to(x, (axis_size, B, *x.shape[2:])).reshape(axis_size * B, *x.shape[2:])
 
-    out = _vectorisable(kernel, *map(into_batch, operands, batched))
+    out = _vectorisable(local, *map(into_batch, operands, batched))
     return tuple(x.reshape(axis_size, B, *x.shape[1:]) for x in out), (True,) * len(out)
 
   return mapped(*operands)
 
 
-def _partitioned(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
-  """The map over heads, partitioned along the batch and the heads as the first operand is."""
-  local = functools.partial(_loop, kernel)
+def _partitioned(local: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
+  """A function of all heads, partitioned along the batch and the heads as the first operand is."""
   mesh = jax.sharding.get_abstract_mesh()
   if not mesh.empty and mesh.are_all_axes_manual:
     return local(*operands)
   out_shapes = jax.eval_shape(local, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
   full = operands[0].shape[:2]
+  layout = _layout.get()
+  if layout is not None:
+    in_specs, out_specs = layout.specs(full, operands), layout.specs(full, out_shapes)
+    mapped = jax.shard_map(local, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return tuple(mapped(*operands))
+  if dispatch.platform() == "tpu" and mesh.empty:
+    return local(*operands)  # whose compiler knows no custom partitioning; jax says so if there are several devices
 
   def specs(sharding_of_first: PartitionSpec, shapes: list[Any]) -> tuple[PartitionSpec, ...]:
     b, n = (*sharding_of_first, None, None)[:2]

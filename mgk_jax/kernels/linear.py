@@ -1,17 +1,27 @@
 """Linear attention: mixtures of linear keys (MLK) and the plain form, with O(T + S) memory and time."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from mgk_jax.kernels import checks, dispatch, feature_maps, linear_causal, linear_features, linear_state, masking
+from mgk_jax.kernels import (
+  checks,
+  dispatch,
+  feature_maps,
+  linear_causal,
+  linear_features,
+  linear_pallas_tpu,
+  linear_state,
+  masking,
+)
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.feature_maps import FeatureMapLike
 from mgk_jax.kernels.masking import Masking
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "pallas"]
 Lengths = Int[Array, "B"] | UInt[Array, "B"]
 
 
@@ -46,15 +56,16 @@ def mixture_linear_attention(
     is_causal: query i sees keys j <= i.
     query_seq_lengths: [B]; rows at or past it are zero.
     key_value_seq_lengths: [B]; keys at or past it are not attended.
-    implementation: "reference" (memory O(T·S)), "xla" (features and, if causal, O(chunk² + F·V) per head; no mask that
-      varies with the query) or None for the best one that can do it.
+    implementation: "reference" (memory O(T·S)); "xla" (features and, if causal, O(chunk² + F·V) per head; no mask that
+      varies with the query); "pallas", the same with a kernel for TPUs where it is causal (not for FAVOR+ or priors per
+      position; interpreted on a CPU); None for the best one that can do it.
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
 
   Raises:
     ValueError, TypeError: a malformed argument; the message states what was expected and what came.
-    NotImplementedError: implementation="xla" and a mask that varies with the query.
+    NotImplementedError: the named implementation cannot do it, such as "xla" with a mask that varies with the query.
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
   log_prior = checks.log_prior(log_prior, dims)
@@ -65,7 +76,14 @@ def mixture_linear_attention(
   if log_weight_BSN is not None and log_weight_BSN.shape[1] == 1:
     log_weight_BSN = None  # the same for all positions, so that it cancels
   operands = (query_BTNF, key_BSNF, value.astype(query_BTNF.dtype), log_weight_BSN, where, dims)
-  out = dispatch.run(implementation, {"xla": lambda: _xla(*operands), "reference": lambda: _reference(*operands)})
+  out = dispatch.run(
+    implementation,
+    {
+      "xla": lambda: _linear_time(*operands, linear_causal.attention),
+      "pallas": lambda: _linear_time(*operands, linear_pallas_tpu.attention),
+      "reference": lambda: _reference(*operands),
+    },
+  )
   return out.astype(value.dtype)
 
 
@@ -122,19 +140,20 @@ def _reference(
   return linear_features.divide(numerator, denominator)
 
 
-def _xla(
+def _linear_time(
   query_BTNF: jax.Array,
   key_BSNF: jax.Array,
   value_BSNV: jax.Array,
   log_weight_BSN: jax.Array | None,
   where: Masking,
   dims: Dims,
+  causal: Callable[..., jax.Array],
 ) -> jax.Array:
-  """Two contractions with the state Σ_j Φ_j v_jᵀ between them; causal: in chunks."""
+  """Two contractions with the state Σ_j Φ_j v_jᵀ between them; if it is causal, in chunks by the function `causal`."""
   pair_part = where.pair_part()
   if pair_part is not None:
     raise NotImplementedError(
-      'implementation="xla" of linear attention sums over keys before it sees the queries: expected a mask that is the '
+      "linear attention in linear time sums over keys before it sees the queries: expected a mask that is the "
       f"same for all queries, of shape [B|1, N|1, 1, S|1], got {list(pair_part.shape)}; "
       'is_causal=True or implementation="reference" may do what you want'
     )
@@ -143,5 +162,5 @@ def _xla(
     valid_BT = jnp.arange(dims.T) < where.query_lengths[:, None]
     query_BTNF = jnp.where(valid_BT[:, :, None, None], query_BTNF, 0)
   if where.is_causal:
-    return linear_causal.attention(query_BTNF, key_BSNF, value_BSNV, log_weight_BSN)
+    return causal(query_BTNF, key_BSNF, value_BSNV, log_weight_BSN)
   return linear_state.attend(linear_state.summarise(key_BSNF, value_BSNV, log_weight_BSN), query_BTNF)

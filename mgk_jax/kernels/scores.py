@@ -41,14 +41,15 @@ SAFE_RANGE = 60.0  # nats
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """s_ijr = query_i · key_jr + row_ir + column_jr + shared_j, in float32 or float64.
+  """s_ijr = scale_r (query_i · key_jr) + row_ir + column_jr + shared_j, so that κ_jr = scale_r key_jr.
 
   Attributes:
-    query: [B, N, T, H].
+    query: [B, N, T, H], in the dtype of the inputs, as the key: what is bfloat16 can be multiplied as such.
     key: [B, N, K, S, H] with K = M, or K = 1 when all components share the product.
-    row: u, [B, N, M, T], or None for zeros.
+    row: u, [B, N, M, T], or None for zeros; this and what follows in float32 or float64.
     column: w, [B, N, M, S], or None for zeros.
     shared: c, [B, N, S], or None for zeros; only where K = 1.
+    scale: [K], or None for ones.
   """
 
   query: jax.Array
@@ -56,6 +57,13 @@ class Scores:
   row: jax.Array | None
   column: jax.Array | None
   shared: jax.Array | None = None
+  scale: jax.Array | None = None
+
+  def folded(self) -> "Scores":
+    """The same scores with the scale in the keys, all of it in float32 or float64."""
+    query, key = at_least_float32(self.query), at_least_float32(self.key)
+    key = key if self.scale is None else key * self.scale[:, None, None]
+    return dataclasses.replace(self, query=query, key=key, scale=None)
 
   @property
   def num_components(self) -> int:
@@ -74,8 +82,8 @@ def gaussian(query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array |
   if variance.ndim:
     norm = jnp.einsum("btnh,btnh->bnt", query, query)
     row = -norm[:, :, None] / 2 * precision[:, None]
-  scaled = key * (precision[:, None] if variance.ndim else precision)
-  return Scores(jnp.einsum("btnh->bnth", query), jnp.einsum("bsnmh->bnmsh", scaled), row, column)
+  scale = jnp.broadcast_to(precision, key.shape[3:4])
+  return Scores(*_by_head(query_BTNH, key_BSNMH), row, column, scale=scale)
 
 
 def shifted_gaussian(
@@ -93,15 +101,17 @@ def shifted_gaussian(
   shared = -jnp.einsum("bsnh,bsnh->bns", key, key) / 2 * precision
   if log_prior is not None:
     column = column + _prior_by_column(log_prior, query.dtype)
-  scaled = jnp.einsum("bsnh->bnsh", key * precision)[:, :, None]
-  return Scores(jnp.einsum("btnh->bnth", query), scaled, row, column, shared)
+  return Scores(*_by_head(query_BTNH, key_BSNH[:, :, :, None]), row, column, shared, precision[None])
 
 
 def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
   """The scores of `softmax_attention` (case 3)."""
-  query, key = at_least_float32(query_BTNH), at_least_float32(key_BSNH)
-  key = jnp.einsum("bsnh->bnsh", key)[:, :, None] / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  return Scores(jnp.einsum("btnh->bnth", query), key, None, None)
+  scale = jnp.full(1, query_BTNH.shape[-1] ** -0.5, jnp.promote_types(query_BTNH.dtype, jnp.float32))
+  return Scores(*_by_head(query_BTNH, key_BSNH[:, :, :, None]), None, None, scale=scale)
+
+
+def _by_head(query_BTNH: jax.Array, key_BSNKH: jax.Array) -> tuple[jax.Array, jax.Array]:
+  return jnp.einsum("btnh->bnth", query_BTNH), jnp.einsum("bsnkh->bnksh", key_BSNKH)
 
 
 def shift_keys(key_BSNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:

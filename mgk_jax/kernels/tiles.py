@@ -13,28 +13,30 @@ import jax
 import jax.numpy as jnp
 
 Tile = jax.Array  # [keys, queries]
+Row = jax.Array  # [queries] or [1, queries]
+Column = jax.Array  # [keys] or [keys, 1]
 
 
 class Factors(NamedTuple):
-  """exp(u_ir − û_i) [queries] and exp(w_jr − ŵ_j) [keys] of each component in the factored form (see `scores`)."""
+  """exp(u_ir − û_i) and exp(w_jr − ŵ_j) of each component in the factored form (see `scores`)."""
 
-  row: Sequence[jax.Array]
-  column: Sequence[jax.Array]
+  row: Sequence[Row]
+  column: Sequence[Column]
 
   def product(self) -> Tile:
     """E_ij = Σ_r row_ir column_jr, multiplied out so that it fuses with what it is used in."""
-    return _sum([column[:, None] * row for row, column in zip(self.row, self.column, strict=True)])
+    return _sum([_as_column(column) * row for row, column in zip(self.row, self.column, strict=True)])
 
 
 class Maxima(NamedTuple):
-  """u_ir [queries] and w_jr [keys] of each component in a hard E step on a shared product: only max_r counts."""
+  """u_ir and w_jr of each component in a hard E step on a shared product: only max_r counts."""
 
-  row: Sequence[jax.Array]
-  column: Sequence[jax.Array]
+  row: Sequence[Row]
+  column: Sequence[Column]
 
   def sums(self) -> list[Tile]:
     """u_ir + w_jr for each component r."""
-    return [column[:, None] + row for row, column in zip(self.row, self.column, strict=True)]
+    return [_as_column(column) + row for row, column in zip(self.row, self.column, strict=True)]
 
   def top(self) -> Tile:
     """max_r (u_ir + w_jr)."""
@@ -53,29 +55,27 @@ class Gradient(NamedTuple):
 
 
 def scores(
-  query_HQ: jax.Array,
-  key_CKH: jax.Array,
-  row: Sequence[jax.Array] | None,
-  column: Sequence[jax.Array] | None,
+  products: Sequence[Tile],
+  row: Sequence[Row] | None,
+  column: Sequence[Column] | None,
   allowed: Tile | None,
   extra: Tile | None = None,
 ) -> list[Tile]:
-  """s_r = κ_r·q + w_r + u_r (+ extra) for each component r, −inf where not allowed."""
-  products = [key @ query_HQ for key in key_CKH]
+  """s_r = κ_r·q + w_r + u_r (+ extra) for each component r, −inf where not allowed; `products` are κ_r·q."""
   products = products if extra is None else [product + extra for product in products]
-  count = max(len(x) for x in (key_CKH, row, column) if x is not None)
+  count = max(len(x) for x in (products, row, column) if x is not None)
   tiles = []
   for r in range(count):
     tile = products[r] if len(products) > 1 else products[0]
-    tile = tile if column is None else tile + column[r if len(column) > 1 else 0][:, None]
+    tile = tile if column is None else tile + _as_column(column[r if len(column) > 1 else 0])
     tile = tile if row is None else tile + row[r]
     tiles.append(tile if allowed is None else jnp.where(allowed, tile, -jnp.inf))
   return tiles
 
 
-def peak(scores: Sequence[Tile]) -> jax.Array:
-  """The largest score of each query, [queries]."""
-  return jnp.max(_max(scores), axis=0)
+def peak(scores: Sequence[Tile], *, keepdims: bool = False) -> Row:
+  """The largest score of each query, [queries], or [1, queries] with `keepdims`."""
+  return jnp.max(_max(scores), axis=0, keepdims=keepdims)
 
 
 def weights(scores: Sequence[Tile], offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
@@ -92,7 +92,8 @@ def responsibilities(scores: Sequence[Tile], estep: str, mixing: Mixing | None) 
   if isinstance(mixing, Maxima):
     return _to_winners(jnp.ones((), mixing.row[0].dtype), mixing.sums())
   if isinstance(mixing, Factors):
-    return [column[:, None] * row / mixing.product() for row, column in zip(mixing.row, mixing.column, strict=True)]
+    shares = zip(mixing.row, mixing.column, strict=True)
+    return [_as_column(column) * row / mixing.product() for row, column in shares]
   if estep == "hard":
     return _to_winners(jnp.ones((), scores[0].dtype), scores)
   # An exponential that overflows gives the right zero.
@@ -124,13 +125,22 @@ def backward(
   return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)
 
 
+def by_component(tile: Gradient, mixing: Maxima | None) -> Sequence[Tile]:
+  """The derivative by u_ir + w_jr of each component, where these are terms of a sum."""
+  return tile.scores if mixing is None else _to_winners(tile.inner, mixing.sums())
+
+
 def by_additive_terms(tile: Gradient, mixing: Mixing | None) -> tuple[jax.Array, jax.Array]:
   """The derivatives by the row term u, [M, queries], and the column term w, [M, keys], that a tile contributes."""
   if isinstance(mixing, Factors):
     row, column = jnp.stack(mixing.row), jnp.stack(mixing.column)
     return row * (column @ tile.inner), column * (tile.inner @ row.T).T
-  parts = _to_winners(tile.inner, mixing.sums()) if isinstance(mixing, Maxima) else tile.scores
+  parts = by_component(tile, mixing)
   return jnp.stack([jnp.sum(x, axis=0) for x in parts]), jnp.stack([jnp.sum(x, axis=1) for x in parts])
+
+
+def _as_column(x: Column) -> jax.Array:
+  return x[:, None] if x.ndim == 1 else x
 
 
 def _to_winners(x: Tile, scores: Sequence[Tile]) -> list[Tile]:

@@ -23,7 +23,8 @@ from mgk_jax.kernels.scores import Scores
 def attention(
   scores: Scores, value_BSNV: jax.Array, masking: Masking, dims: Dims, estep: str, dropout: Dropout | None
 ) -> jax.Array:
-  """h_i = Σ_j A_ij v_j, [B, T, N, V], in the dtype of the scores."""
+  """h_i = Σ_j A_ij v_j, [B, T, N, V], in float32 or float64."""
+  scores = scores.folded()
   options = Options(estep, masking.is_causal, 0.0 if dropout is None else dropout.rate)
   limits = blocks.limits(masking, dims, scores.query.dtype, dropout)
   factored = blocks.can_factor(scores, limits, options)

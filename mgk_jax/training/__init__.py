@@ -5,13 +5,14 @@ from mgk_jax.training.failures import (
   TrainingStopped as TrainingStopped,
   reported as reported,
 )
-from mgk_jax.training.loop import Outcome as Outcome, Schedule as Schedule, Trainer as Trainer
+from mgk_jax.training.loop import Outcome as Outcome, Trainer as Trainer
 from mgk_jax.training.mesh import make_mesh as make_mesh
 from mgk_jax.training.optimizer import (
   make_optimizer as make_optimizer,
   one_cycle as one_cycle,
   one_cycle_adamw as one_cycle_adamw,
 )
+from mgk_jax.training.schedule import Schedule as Schedule
 from mgk_jax.training.state import TrainState as TrainState
 from mgk_jax.training.step import Batch as Batch, Sums as Sums
 from mgk_jax.training.workdir import Workdir as Workdir

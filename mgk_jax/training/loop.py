@@ -21,6 +21,7 @@ from mgk_jax.training.checkpoints import Checkpoints
 from mgk_jax.training.failures import Interrupted, TrainingStopped
 from mgk_jax.training.progress import Progress
 from mgk_jax.training.records import Records
+from mgk_jax.training.schedule import Schedule
 from mgk_jax.training.state import TrainState
 from mgk_jax.training.window import Stopwatch, Window, means
 
@@ -40,34 +41,6 @@ class EvalBatches(Protocol):
 
   def __iter__(self) -> Iterator[HostBatch]: ...
   def __len__(self) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
-  """When what is done, in steps. 0 for `checkpoint_every`: only where the run is evaluated, and at its end."""
-
-  num_steps: int
-  eval_every: int
-  checkpoint_every: int = 0
-  log_every: int = 1
-
-  def __post_init__(self) -> None:
-    """Checks the numbers."""
-    for name, least in (("num_steps", 1), ("eval_every", 1), ("checkpoint_every", 0), ("log_every", 1)):
-      if getattr(self, name) < least:
-        raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-
-  def evaluates(self, step: int) -> bool:
-    """Whether to evaluate after so many steps."""
-    return step > 0 and (step % self.eval_every == 0 or step == self.num_steps)
-
-  def saves(self, step: int) -> bool:
-    """Whether to write a checkpoint after so many steps."""
-    return self.evaluates(step) or (step > 0 and bool(self.checkpoint_every) and step % self.checkpoint_every == 0)
-
-  def logs(self, step: int) -> bool:
-    """Whether to write down metrics of training after so many steps."""
-    return step % self.log_every == 0 or step == self.num_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +100,7 @@ class Trainer:
     train_step = steps.make_train_step(structure, objective, optimizer, accumulation_steps=accumulation_steps)
     self.train_step = steps.compile_train_step(train_step, mesh, self.shardings)
     self.eval_step = steps.compile_eval_step(steps.make_eval_step(structure, objective), mesh, self.shardings)
+    self.norm = jax.jit(optax.tree.norm)
     self.best: dict[str, Any] | None = None
     self.window = Window()
     self.watch = Stopwatch()
@@ -142,9 +116,10 @@ class Trainer:
     """
     with signals.listen() as self.stop, Checkpoints(self.directory / "checkpoints") as self.checkpoints:
       state, step = self._start()
+      first = jax.process_index() == 0
       with (
-        Progress(self.name, total=self.schedule.num_steps, done=step) as self.progress,
-        Records(self.directory, resumed_at=step, enabled=jax.process_index() == 0) as self.records,
+        Progress(self.name, total=self.schedule.num_steps, done=step, enabled=first) as self.progress,
+        Records(self.directory, resumed_at=step, enabled=first) as self.records,
       ):
         state = self._train(state, step)
         self.checkpoints.wait()
@@ -153,6 +128,7 @@ class Trainer:
           self.progress.say(f"test: from step {self.best['step']}, the best on the validation set")
           state, _ = self.checkpoints.restore(self.best["step"], self.abstract_state())
         test = self.evaluate(state, "test")
+        self._check_finite(self.best["step"], test)
     valid = dict(self.best)
     best_step = valid.pop("step")
     num_parameters = sum(x.size for x in jax.tree.leaves(state.params))
@@ -168,14 +144,17 @@ class Trainer:
     total: dict[str, float] = {}
     pending: steps.Sums = {}
     batches = self.eval_data(split)
-    with self.watch.evaluating(), Progress(split, total=len(batches), unit="batch", leave=False) as progress:
+    progress = Progress(split, total=len(batches), unit="batch", leave=False, enabled=jax.process_index() == 0)
+    with self.watch.evaluating(), progress:
       for batch in batches:
         sums = self.eval_step(state.params, state.variables, self._put(batch))
-        total, pending = _add(total, pending), sums  # read one batch late, as in training
+        total = _add(total, self.stop.hear(_numbers(pending)))  # one batch late, as in training
+        pending = self.stop.announce(sums, self.mesh)
         progress.advance()
         if self.stop:
-          raise self._interruption(int(state.step))
-    return means(_add(total, pending))
+          self.checkpoints.wait()  # the one before this evaluation
+          raise self._interruption(self.progress.done)
+    return means(_add(total, self.stop.hear(_numbers(pending))))
 
   def evaluate_checkpoint(self, step: int, split: str) -> dict[str, float]:
     """Means over a split from the checkpoint of a step; nothing is written.
@@ -183,7 +162,7 @@ class Trainer:
     Raises:
       TrainingStopped: there is no such checkpoint, or it cannot be read.
     """
-    with signals.listen() as self.stop, Checkpoints(self.directory / "checkpoints", read_only=True) as checkpoints:
+    with Checkpoints(self.directory / "checkpoints", read_only=True) as checkpoints:
       if step not in checkpoints.steps:
         raise TrainingStopped(f"{self.directory}: expected a step among {list(checkpoints.steps)}, got {step}")
       state, _ = checkpoints.restore(step, self.abstract_state())
@@ -204,10 +183,11 @@ class Trainer:
   def _train(self, state: TrainState, step: int) -> TrainState:
     saved = step
     while True:
-      if step != saved and (self.schedule.saves(step) or self.stop):
+      stopping = bool(self.stop)  # asked once, so that there is no stop without a save
+      if step != saved and (self.schedule.saves(step) or stopping):
         self._save(state, step)
         saved = step
-      if self.stop:
+      if stopping:
         self.checkpoints.wait()
         raise self._interruption(step)
       if self.schedule.evaluates(step):
@@ -217,9 +197,7 @@ class Trainer:
       state, sums = self.train_step(state, self._put(next(self.train_data)))
       step += 1
       self._read()
-      self._pending = (step, sums)  # read one step late, so that the devices never wait for it
-      if jax.process_count() > 1 and jax.default_backend() == "cpu":
-        jax.block_until_ready(sums)  # collectives between CPU processes deadlock when steps run into each other
+      self._pending = (step, self.stop.announce(sums, self.mesh))  # read one step late, so that devices never wait
 
   def _read(self) -> None:
     """Takes in the metrics of the step before.
@@ -231,15 +209,8 @@ class Trainer:
       return
     step, on_devices = self._pending
     self._pending = None
-    sums = {name: float(value) for name, value in jax.device_get(on_devices).items()}
-    if not all(math.isfinite(value) for value in sums.values()):
-      good = self.checkpoints.steps
-      kept = f"The last checkpoint, of step {good[-1]}, is from before it." if good else "There is no checkpoint yet."
-      found = ", ".join(f"{name} {value}" for name, value in means(sums).items())
-      raise TrainingStopped(
-        f"Step {step} is not finite: {found}. {kept} A lower learning rate, gradient clipping "
-        "(--config.optimizer.clip_norm=1.0) or float32 (--config.model.dtype=float32) may help."
-      )
+    sums = self.stop.hear(_numbers(on_devices))
+    self._check_finite(step, means(sums))
     self.window.add(sums)
     shown = {name: value for name, value in means(sums).items() if name != "grad_norm"}
     self.progress.advance(shown | self.watch.speeds(sums))
@@ -251,6 +222,7 @@ class Trainer:
     """Evaluates on the validation set and remembers the best."""
     self._read()
     metrics = self.evaluate(state, "valid")
+    self._check_finite(step, metrics)
     self.records.write(step, "valid", metrics)
     if self.best is None or _score(metrics) > _score(self.best):
       self.best = {"step": step, **metrics}
@@ -258,8 +230,17 @@ class Trainer:
     shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     self.progress.say(f"step {step}: valid {shown}" + (" (best so far)" if self.best["step"] == step else ""))
 
+  def _check_finite(self, step: int, metrics: Mapping[str, float]) -> None:
+    if not all(math.isfinite(value) for value in metrics.values()):
+      found = ", ".join(f"{name} {value}" for name, value in metrics.items())
+      raise TrainingStopped(
+        f"Step {step} is not finite: {found}. {self.checkpoints.last_good(step)} A lower learning rate, gradient "
+        "clipping (--config.optimizer.clip_norm=1.0) or float32 (--config.model.dtype=float32) may help."
+      )
+
   def _save(self, state: TrainState, step: int) -> None:
     self._read()
+    self._check_finite(step, {"norm of the parameters": float(self.norm(state.params))})
     facts = {
       "best": self.best,
       "window": dataclasses.asdict(self.window),
@@ -280,8 +261,12 @@ class Trainer:
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 
 
-def _add(total: Mapping[str, float], sums: steps.Sums) -> dict[str, float]:
-  return dict(total) | {name: total.get(name, 0.0) + float(value) for name, value in jax.device_get(sums).items()}
+def _numbers(sums: steps.Sums) -> dict[str, float]:
+  return {name: float(value) for name, value in jax.device_get(sums).items()}
+
+
+def _add(total: Mapping[str, float], sums: Mapping[str, float]) -> dict[str, float]:
+  return dict(total) | {name: total.get(name, 0.0) + value for name, value in sums.items()}
 
 
 def _score(metrics: Mapping[str, float]) -> float:

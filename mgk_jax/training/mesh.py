@@ -53,6 +53,27 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P(DATA))
 
 
+def batch_part(mesh: Mesh) -> tuple[int, int]:
+  """The part of each batch that this process has to read, and the number of parts.
+
+  Processes have the same part where their devices hold the same rows, as when the axis "model" goes across processes.
+
+  Raises:
+    ValueError: a process without a device in the mesh, or parts that are not equal.
+  """
+  rows: dict[int, list[int]] = {process: [] for process in range(jax.process_count())}
+  for row, devices in enumerate(mesh.devices):
+    for process in {device.process_index for device in devices.flat}:
+      rows[process].append(row)
+  parts = sorted({tuple(numbers) for numbers in rows.values()})
+  if sum(map(len, parts)) != mesh.shape[DATA] or len(set(map(len, parts))) != 1:
+    raise ValueError(
+      f"mesh.data={mesh.shape[DATA]}, mesh.model={mesh.shape[MODEL]}: expected a mesh that cuts batches into equal "
+      f"parts for {jax.process_count()} processes, got rows of it by process: {rows}"
+    )
+  return parts.index(tuple(rows[jax.process_index()])), len(parts)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   """The same on every device."""
   return NamedSharding(mesh, P())
@@ -66,9 +87,9 @@ def variable_shardings(mesh: Mesh, variables: Any) -> Any:
   """
 
   def sharding(path: Any, leaf: Any) -> NamedSharding:
-    name = "/".join(str(getattr(part, "key", getattr(part, "name", part))) for part in path)
+    name = "/".join(str(getattr(part, "key", getattr(part, "name", part))) for part in path).removesuffix("/value")
     for rule, spec in RULES:
-      if re.search(rule + r"(/value)?$", name):
+      if re.search(rule + "$", name):
         axis = spec.index(MODEL)
         if leaf.shape[axis] % mesh.shape[MODEL]:
           raise ValueError(

@@ -1,5 +1,6 @@
 """AdamW on the schedules that configs name; "one_cycle" is that of the paper's Long Range Arena runs."""
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -103,9 +104,13 @@ def make_optimizer(
   checks.one_of("schedule", schedule, SCHEDULES)
   if (b1_peak is not None) != (schedule == "one_cycle"):
     raise ValueError(f"b1_peak: expected a number with schedule='one_cycle' only, got {b1_peak} with {schedule!r}")
-  for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm), ("warmup_steps", warmup_steps)):
-    if value < 0:
+  amounts = {"learning_rate": learning_rate, "warmup_steps": warmup_steps, "eps": eps, "weight_decay": weight_decay}
+  for name, value in (amounts | {"clip_norm": clip_norm}).items():
+    if not 0 <= value < math.inf:
       raise ValueError(f"{name}: expected no negative number, got {value}")
+  for name, value in {"b1": b1, "b1_peak": b1 if b1_peak is None else b1_peak, "b2": b2}.items():
+    if not 0 <= value < 1:
+      raise ValueError(f"{name}: expected a number >= 0 and < 1, got {value}")
   rest: dict[str, Any] = {"b2": b2, "eps": eps, "weight_decay": weight_decay}
   if b1_peak is not None:
     cycle = {"warmup_steps": warmup_steps, "total_steps": num_steps}

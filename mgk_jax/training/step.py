@@ -1,5 +1,6 @@
 """One step of training and one of evaluation, as pure functions to be compiled."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from mgk_jax.kernels.heads import sharded_heads
 from mgk_jax.training import mesh as meshes
 from mgk_jax.training.state import Structure, TrainState, variables_of
 
@@ -86,7 +88,7 @@ def compile_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
   """The step under jit: the state is donated and stays where it lies, metrics are on every device."""
   return jax.jit(
-    step,
+    _on(mesh, step),
     in_shardings=(shardings, meshes.batch_sharding(mesh)),
     out_shardings=(shardings, meshes.replicated(mesh)),
     donate_argnums=0,
@@ -98,7 +100,18 @@ def compile_eval_step(
 ) -> Callable[[nnx.State, nnx.State, Batch], Sums]:
   """The step of evaluation under jit."""
   return jax.jit(
-    step,
+    _on(mesh, step),
     in_shardings=(shardings.params, shardings.variables, meshes.batch_sharding(mesh)),
     out_shardings=meshes.replicated(mesh),
   )
+
+
+def _on(mesh: Mesh, step: Callable[..., Any]) -> Callable[..., Any]:
+  """The step with its attention cut as batch and heads are."""
+
+  @functools.wraps(step)
+  def on_mesh(*arguments: Any) -> Any:
+    with sharded_heads(mesh, batch=meshes.DATA, heads=meshes.MODEL):
+      return step(*arguments)
+
+  return on_mesh

@@ -14,13 +14,14 @@ from typing import Any
 
 import jax
 
+from mgk_jax.training import processes
 from mgk_jax.training.failures import TrainingStopped
 
 PACKAGES = ("mgk_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 class Workdir:
-  """Files of a run: config.json, environment.jsonl, metrics.jsonl, checkpoints, tensorboard; at the end summary.json."""
+  """Files of a run: config.json, environment.jsonl, metrics.jsonl, checkpoints, tensorboard; last, summary.json."""
 
   def __init__(self, path: str | Path):
     self.path = Path(path).expanduser()
@@ -32,47 +33,80 @@ class Workdir:
 
   @contextlib.contextmanager
   def claim(self, config: Mapping[str, Any]) -> Iterator[None]:
-    """Takes the directory for a run of this config; process 0 does it for all.
+    """Takes the directory for a run of this config; process 0 does it for all, and tells them if it cannot.
 
     Raises:
       TrainingStopped: another process runs there, another config was run there, or it cannot be written to.
     """
-    if jax.process_index() != 0:
+    with contextlib.ExitStack() as held:
+      failure: TrainingStopped | None = None
+      if jax.process_index() == 0:
+        try:
+          held.enter_context(self._claim(config))
+        except TrainingStopped as error:
+          failure = error
+      if message := processes.from_first(str(failure or "")):
+        raise failure or TrainingStopped(message)
       yield
-      return
-    try:
+
+  @contextlib.contextmanager
+  def _claim(self, config: Mapping[str, Any]) -> Iterator[None]:
+    with self._writes():
       self.path.mkdir(parents=True, exist_ok=True)
       lock = (self.path / ".lock").open("a")
-    except OSError as error:
-      raise TrainingStopped(f"The work directory {self} cannot be written to: {error}") from error
     with lock:
+      with self._writes():
+        try:
+          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+          raise TrainingStopped(
+            f"Another process is running in {self}; wait for it, or choose another workdir."
+          ) from error
+        self._check_config(config)
+        self._note_environment()
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        raise TrainingStopped(
-          f"Another process is running in {self}; wait for it, or choose another workdir."
-        ) from error
-      self._check_config(config)
-      self._note_environment()
-      yield
+        yield
+      except BaseException:
+        if not self.checkpoints.exists():  # it did not begin, so the directory is free for another config
+          self._config.unlink(missing_ok=True)
+        raise
 
   def config(self) -> dict[str, Any]:
     """The config of the run.
 
     Raises:
-      TrainingStopped: there is none.
+      TrainingStopped: there is none, or it cannot be read.
     """
     if not self._config.exists():
       raise TrainingStopped(f"{self} is no work directory of a run: expected a config.json in it")
-    return json.loads(self._config.read_text())
+    return _read_json(self._config)
 
   def summary(self) -> dict[str, Any] | None:
-    """What came out, or None as long as the run is not finished."""
-    return json.loads(self._summary.read_text()) if self._summary.exists() else None
+    """What came out, or None as long as the run is not finished.
+
+    Raises:
+      TrainingStopped: it cannot be read.
+    """
+    return _read_json(self._summary) if self._summary.exists() else None
 
   def write_summary(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, whole or not at all."""
-    write_json(self._summary, summary)
+    """Writes summary.json, whole or not at all.
+
+    Raises:
+      TrainingStopped: it cannot be written.
+    """
+    with self._writes():
+      write_json(self._summary, summary)
+
+  @contextlib.contextmanager
+  def _writes(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as error:
+      raise TrainingStopped(
+        f"The work directory {self} cannot be written to: {error}\n"
+        "Once there is room and permission to write, start again with the same command."
+      ) from error
 
   def _check_config(self, config: Mapping[str, Any]) -> None:
     config = json.loads(json.dumps(config))
@@ -100,8 +134,11 @@ class Workdir:
       "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
     }
     path = self.path / "environment.jsonl"
-    earlier = path.read_text().splitlines() if path.exists() else []
-    if earlier and (was := json.loads(earlier[-1]))["packages"] != environment["packages"]:
+    earlier = path.read_text().splitlines(keepends=True) if path.exists() else []
+    complete = [line for line in earlier if line.endswith("\n")]  # a full disk may have cut the last one
+    if complete != earlier:
+      path.write_text("".join(complete))
+    if complete and (was := json.loads(complete[-1]))["packages"] != environment["packages"]:
       changed = differences(was["packages"], environment["packages"])
       changes = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
       print(f"Note: other versions than before ({changes}); what follows may differ in the last bits.", file=sys.stderr)
@@ -124,6 +161,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   for name, value in tree.items():
     flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
   return flat
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise TrainingStopped(f"{path} cannot be read: {error}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,54 @@
+"""Compiling for machines that are not there: names and reports everywhere, compilers where they are installed."""
+
+import importlib.util
+
+import pytest
+
+from mgk_jax.training import TrainingStopped, ahead, targets
+
+HLO = """
+  %all-reduce.1 = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}
+  %start = (f32[4], f32[8]) all-gather-start(%x), dimensions={0}
+  %done = f32[8] all-gather-done(%start)
+  %p = f32[4] collective-permute(%x)
+"""
+
+
+def test_collectives_are_counted_once():
+  assert ahead.count_collectives(HLO.replace("(f32[4], f32[8])", "(f32[4],f32[8])")) == {
+    "all-reduce": 1, "all-gather": 1, "collective-permute": 1,
+  }  # fmt: skip
+
+
+def test_report():
+  needs = ahead.Needs(3 * 2**30, 2**30, None, 2.0**31, {"all-reduce": 2}, 1.5, "pallas: runs")
+  target = targets.Target("v5e:2x2", "tpu", [None] * 4, 2 * 2**30)
+  said = ahead.describe(target, {"smgk, 2 heads": needs}, {"smgk, 2 heads": 8e9})
+  assert "v5e:2x2, 4 devices" in said and "150% (does not fit)" in said and "2 all-reduce" in said
+  assert "not how long it takes" in said
+
+
+@pytest.mark.parametrize("name", ["", "v5e", "v9z:2x2", "a100", "a100x0", "rtx4090x1"])
+def test_unknown_machines(name):
+  with pytest.raises(ValueError, match="expected a machine such as"):
+    targets.find(name)
+
+
+@pytest.mark.parametrize(
+  ("name", "module", "extra"), [("v5e:2x2", "libtpu", "aot-tpu"), ("a100x4", "jax_cuda12_plugin", "aot-cuda")]
+)
+def test_compilers_that_are_not_installed(name, module, extra, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+  with pytest.raises(TrainingStopped, match=rf"pip install 'mgk_jax\[{extra}\]'"):
+    targets.find(name)
+
+
+@pytest.mark.aot
+def test_a_sharded_step_for_tpus():
+  pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install -e '.[aot-tpu,test]'")
+  from configs.lra import listops
+  from lra import ahead as lra_ahead
+
+  config = listops.get_config("smgk,attention_dropout=0,mesh_model=2,length=256")
+  said = lra_ahead.report(config, "v5e:2x2", variants=["softmax", "smgk"], heads=[2])
+  assert said.count("pallas: runs") == 2 and "all-reduce" in said
