@@ -1,7 +1,7 @@
 """MGK and sMGK as softmax attention over M·S keys, for the fused attention of cuDNN.
 
-With one variance the score of component r of key j is scale · (q_i·k_jr) + u_ir + w_jr (see `scores`): softmax attention
-over all keys of all components with something added. That joins the operands as further dimensions,
+With one variance the score of component r of key j is scale · (q_i·k_jr) + u_ir + w_jr (see `scores`): softmax
+attention over all keys of all components with something added. That joins the operands as further dimensions,
 
     q'_i = [q_i, u_i1 / scale, …, u_iM / scale, 1],        k'_jr = [k_jr, e_r, w_jr / scale],
 

@@ -7,8 +7,8 @@ a column inside.
 
 The grid is (batch, heads, blocks of queries, blocks of keys) forwards and (batch, heads, keys, queries) backwards.
 There dk and dv accumulate over the inner axis and dq, [H, T] of one head, stays in VMEM until the head is done: five
-products a tile in place of the seven of two passes. Blocks past the lengths, or above the diagonal, are neither fetched nor
-computed. Products take bfloat16 inputs as they are and accumulate in float32; those of float32 inputs are exact to
+products a tile in place of the seven of two passes. Blocks past the lengths, or above the diagonal, are neither fetched
+nor computed. Products take bfloat16 inputs as they are and accumulate in float32; those of float32 inputs are exact to
 float32.
 """
 
