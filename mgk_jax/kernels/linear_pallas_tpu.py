@@ -2,7 +2,7 @@
 
 Operands have the sequence as their last axis, [F, T], [F, S] and [V', S], where V' is V and one row of ones, padded:
 one product then yields numerator and denominator. Tiles are [keys, queries] of one chunk, in which a query sees the
-keys up to its own place. With S = Σ_j v'_j Φ_jᵀ over all earlier chunks, a grid that goes through the chunks in order has
+keys up to its own place. With S = Σ_j v'_j Φ_jᵀ over all earlier chunks, a grid that goes through them in order has
 
     sums_i = Σ_{j≤i} v'_j (Φ_j·φ_i) + S φ_i                and        dφ_i = Σ_{j≤i} Φ_j (v'_j·g'_i) + Sᵀ g'_i,
 

@@ -92,7 +92,7 @@ def wait_for(condition, process, seconds=300):
   while not condition():
     assert process.poll() is None, f"it ended before: {process.communicate()}"
     assert time.monotonic() < deadline, "it did not happen"
-    time.sleep(0.001)
+    time.sleep(0.005)
 
 
 def checkpoint(workdir, step):
