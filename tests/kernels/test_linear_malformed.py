@@ -55,7 +55,7 @@ WRONG_CALLS = [
   (mixture, {"is_causal": 1}, TypeError, "is_causal: expected a Python bool (it is static), got int"),
   (mixture, {"query_seq_lengths": np.ones(3, int)}, ValueError, "query_seq_lengths: expected shape [B] = [2], got [3]"),
   (mixture, {"key_value_seq_lengths": zeros(B)}, TypeError, "key_value_seq_lengths: expected integers, got float32"),
-  (mixture, {"implementation": "fast"}, ValueError, "one of ('xla', 'reference', None), got 'fast'"),
+  (mixture, {"implementation": "fast"}, ValueError, "one of ('xla', 'pallas', 'reference', None), got 'fast'"),
   (mixture, {"feature_map": "exp"}, ValueError, "expected one of ('elu', 'relu', 'favor', 'dpfp'), got 'exp'"),
   (
     mixture, {"mask": np.ones((T, S), bool), "implementation": "xla"}, NotImplementedError,

@@ -108,7 +108,7 @@ WRONG_CALLS = [
   # names and dropout
   (mixture, {"estep": "medium"}, ValueError, "estep: expected one of ('soft', 'hard'), got 'medium'"),
   (shares, {"estep": None}, ValueError, "estep: expected one of ('soft', 'hard'), got None"),
-  (mixture, {"implementation": "cuda"}, ValueError, "implementation: expected one of ('xla', 'reference', None), got 'cuda'"),
+  (mixture, {"implementation": "cuda"}, ValueError, "implementation: expected one of ('xla', 'pallas', 'cudnn', 'reference', None), got 'cuda'"),
   (softmax, {"dropout_rate": 0.1}, ValueError, "dropout_rate=0.1 needs dropout_rng: expected a jax.random key, got None"),
   (mixture, {"dropout_rate": 1.0, "dropout_rng": jax.random.key(0)}, ValueError, "dropout_rate: expected 0 <= rate < 1, got 1.0"),
   (shifted, {"dropout_rate": -0.1}, ValueError, "dropout_rate: expected 0 <= rate < 1, got -0.1"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def check_losses(folder):
 
 def check_ends(outputs, alone):
   """Both stop when one is asked to, both are refused a directory of another config, and both finish."""
-  first, second = ([line for line in output.splitlines() if "Gloo" not in line] for output in outputs)
+  first, second = (re.findall("^(?:interrupted|refused|finished): .*", output, re.MULTILINE) for output in outputs)
   assert first == second
   interrupted, refused, finished = first
   assert interrupted.startswith("interrupted: 143 Stopped at step ")
