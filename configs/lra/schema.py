@@ -177,6 +177,7 @@ def settle(config: ml_collections.ConfigDict, chosen: Mapping[str, str]) -> None
   Raises:
     ValueError: the user chose a setting that has no effect, or settings that are not possible together.
   """
+  checks.one_of("model.attention", config.model.attention, names.VARIANTS)
   idle = effects.idle(config)
   for path, written in chosen.items():
     if path in idle:
@@ -195,7 +196,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
   mgk_jax.ClassifierConfig(vocab_size=2, num_classes=2, max_len=config.data.length, **config.model)
   if config.data.pad_to > config.data.length:
     raise ValueError(f"pad_to: expected at most length={config.data.length}, got {config.data.pad_to}")
-  if config.batch_size % config.accumulation_steps:
+  if config.accumulation_steps < 1 or config.batch_size % config.accumulation_steps:
     raise ValueError(f"accumulation: expected a divisor of batch={config.batch_size}, got {config.accumulation_steps}")
   warmup, steps = config.optimizer.warmup_steps, config.num_steps
   if config.optimizer.schedule == "one_cycle" and not 1 <= warmup < steps:
