@@ -25,6 +25,7 @@ from lra.builder import TaskBuilder
 from lra.task import DataError
 from mgk_jax import training
 from mgk_jax.analysis import flops
+from mgk_jax.training import mesh as meshes
 from mgk_jax.training.targets import EXAMPLES
 
 
@@ -98,7 +99,7 @@ def make_trainer(
   mesh = training.make_mesh(**config.mesh)
   check_batch_size(config, mesh)
   optimizer, learning_rate = training.make_optimizer(num_steps=config.num_steps, **config.optimizer)
-  rows = input_pipeline.Rows(config.batch_size)
+  rows = input_pipeline.Rows(config.batch_size, *meshes.batch_part(mesh))
   length = config.data.pad_to or config.data.length
   source = functools.partial(input_pipeline.source, builder, config.data.protocol)
   return training.Trainer(
@@ -211,7 +212,8 @@ def command() -> None:
       if not workdir.value:
         raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
-      print(describe(summary))
+      if jax.process_index() == 0:
+        print(describe(summary))
 
   app.run(main, flags_parser=_parse)
 

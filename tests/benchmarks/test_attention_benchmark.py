@@ -22,7 +22,10 @@ def test_ratios_and_units():
   assert body == [["a", "200.0", "1.00", "4.00", "3.0", "2.50"], ["b", "50.0", "0.25", "1.00", "3.0", "2.50"]]
 
 
-@pytest.mark.parametrize(("arguments", "contenders"), [([], 9), (["--padding", "--batch", "2"], 10)])
+@pytest.mark.parametrize(
+  ("arguments", "contenders"),
+  [([], 9), pytest.param(["--padding", "--batch", "2"], 10, marks=pytest.mark.slow)],
+)
 def test_every_contender_runs(arguments, contenders, capsys):
   attention.main(["--length", "24", "--heads", "2", "--head-dim", "4", "--repeats", "1", *arguments])
   names = {row[0] for row in rows(capsys.readouterr().out)} - {"contender", "---"}

@@ -40,6 +40,7 @@ def run(folder, number):
   return results
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
   two, [(alone, _)] = run(tmp_path / "two", 2), run(tmp_path / "one", 1)
   check_losses(tmp_path)
