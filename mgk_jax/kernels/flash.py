@@ -1,4 +1,4 @@
-"""What Pallas kernels have in common, whatever they run on: their operands, the choice of form, and the gradient as a whole.
+"""What Pallas kernels have in common: their operands, the choice of form, and the gradient as a whole.
 
 A backend is a module with `check`, `forward` and `backward`; it sees all heads that a device holds at once.
 """
