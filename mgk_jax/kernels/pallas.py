@@ -21,5 +21,7 @@ def backend() -> flash.Backend:
   """What `flash` runs on this platform."""
   platform = dispatch.platform()
   if platform == "gpu":
-    raise NotImplementedError("GPUs")
+    from mgk_jax.kernels import pallas_gpu  # needs the Triton backend, which other platforms may lack
+
+    return flash.Backend(pallas_gpu)
   return flash.Backend(pallas_tpu, interpret=platform != "tpu")

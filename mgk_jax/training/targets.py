@@ -40,6 +40,7 @@ class Gpu:
 
   description: str
   capability: int
+  features: str  # ACCELERATED_FEATURES for the instructions of a Hopper's tensor cores
   cores: int
   fpus_per_core: int
   shared_memory: int  # of a core
@@ -60,7 +61,7 @@ class Gpu:
         thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
         registers_per_core_limit: 65536 registers_per_block_limit: 65536
         memory_bandwidth: {self.bandwidth} l2_cache_size: {self.l2_cache} device_memory_size: {self.memory_bytes}
-        cuda_compute_capability {{ major: {self.capability} feature_extension: NONE }}
+        cuda_compute_capability {{ major: {self.capability} feature_extension: {self.features} }}
         driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0" dnn_version: "9.10.0"
       }}
       platform_name: "CUDA"
@@ -71,8 +72,10 @@ class Gpu:
 
 
 GPUS = {
-  "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 167936, 41943040, 2039040000000, 1.41, 85100068864),
-  "h100": Gpu("NVIDIA H100-SXM5-80GB", 9, 132, 128, 233472, 52428800, 3352320000000, 1.98, 85017755648),
+  "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, "NONE", 108, 64, 167936, 41943040, 2039040000000, 1.41, 85100068864),
+  "h100": Gpu(
+    "NVIDIA H100-SXM5-80GB", 9, "ACCELERATED_FEATURES", 132, 128, 233472, 52428800, 3352320000000, 1.98, 85017755648
+  ),
 }
 
 
