@@ -57,8 +57,8 @@ def mixture_linear_attention(
     query_seq_lengths: [B]; rows at or past it are zero.
     key_value_seq_lengths: [B]; keys at or past it are not attended.
     implementation: "reference" (memory O(T·S)); "xla" (features and, if causal, O(chunk² + F·V) per head; no mask that
-      varies with the query); "pallas", the same with kernels for TPUs and NVIDIA GPUs where it is causal (not for FAVOR+
-      or priors per position; interpreted on a CPU); None for the best one that can do it.
+      varies with the query); "pallas", the same with kernels for TPUs and NVIDIA GPUs where it is causal (not for
+      FAVOR+ or priors per position; interpreted on a CPU); None for the best one that can do it.
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
