@@ -59,7 +59,8 @@ def mixture_attention(
     implementation: "reference" (memory O(T·S·M); differentiable any number of times, forwards and backwards); "xla"
       (memory O(T + S); one reverse-mode derivative, as all that follow); "pallas", kernels for TPUs and NVIDIA
       GPUs (O(T + S); no dropout; on a CPU those for TPUs, interpreted and slow); "cudnn", cuDNN's attention over
-      M·S keys for GPUs (one variance, soft E step, no mask, no dropout); None for the best one, see `explain_implementation`.
+      M·S keys for GPUs (one variance, soft E step, no mask, no dropout); None for the best one, as
+      `explain_implementation` tells.
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
