@@ -1,132 +1,143 @@
 """Forward and backward pass of the attentions, side by side: time, ratio, temporary memory, FLOPs.
 
-    python -m benchmarks.attention                        # B=1, N=2048, D=32, 4 heads against 2
-    python -m benchmarks.attention --length 4096 --batch 8
-    python -m benchmarks.attention --padding               # what examples of half the length cost
+    python -m benchmarks.attention                          # everything: a quarter of an hour
+    python -m benchmarks.attention --sections heads --length 2048 --batch 1
+    python -m benchmarks.attention --sections long          # what causal MLK takes up to 131,072 tokens
 
 Mixture models have half the heads of the baselines, as in the paper. Contenders take turns in one process and the
 median of their times is shown: trust the ratios, not the milliseconds. FLOPs are those of the matrix products, counted
-from the shapes (forward, backward, and what "xla" computes again instead of storing it).
+from the shapes (forward, backward, and what "xla" computes again instead of storing it). PyTorch's attention takes part
+where it is installed.
+
+Sections: heads, half the heads against all of them; causal, what causality saves; padding, what lengths of half the
+array save; crossing, from which N on MLK is faster than sMGK; long, time per token and memory of causal MLK.
 """
 
 import argparse
-import functools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-import mgk_jax
-from benchmarks.timing import Contender, measure, table
-from mgk_jax.kernels.attention import EStep, Implementation
+from benchmarks import contenders, long_sequences, timing
+from benchmarks.contenders import Attentions, Sizes
 
 
-def contenders(batch: int, length: int, heads: int, head_dim: int, components: int) -> list[Contender]:
-  """Every attention: baselines with `heads` heads, mixtures with half of them."""
-  half = heads // 2
-  random = np.random.default_rng(0)
+class Claim(NamedTuple):
+  """That something takes at most so many times the time of something else."""
 
-  def array(*shape: int) -> jax.Array:
-    return jnp.asarray(random.standard_normal(shape), jnp.float32)
+  what: str
+  of: str
+  at_most: float
 
-  def query_like(n: int) -> jax.Array:
-    return array(batch, length, n, head_dim)
 
-  def quadratic(n: int, score_products: int, *, recompute: bool = True) -> float:
-    products = score_products * (4 if recompute else 3) + 3
-    return 2.0 * batch * n * length**2 * head_dim * products
-
-  def linear(n: int) -> float:
-    return 2.0 * batch * n * length * head_dim**2 * 6
-
-  def softmax(implementation: Implementation) -> Callable[..., jax.Array]:
-    return functools.partial(mgk_jax.softmax_attention, implementation=implementation)
-
-  def jax_nn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, implementation="xla")
-
-  def mgk(estep: EStep) -> Callable[..., jax.Array]:
-    def function(q, k, v, log_prior, **lengths) -> jax.Array:
-      return mgk_jax.mixture_attention(q, k, v, log_prior=log_prior, estep=estep, implementation="xla", **lengths)
-
-    return function
-
-  def smgk(estep: EStep) -> Callable[..., jax.Array]:
-    def function(q, k, v, shift, log_prior, **lengths) -> jax.Array:
-      return mgk_jax.shifted_mixture_attention(
-        q, k, v, shift, log_prior=log_prior, estep=estep, implementation="xla", **lengths
-      )
-
-    return function
-
-  full = query_like(heads), query_like(heads), query_like(heads)
-  query, key, value = query_like(half), query_like(half), query_like(half)
-  keys = array(batch, length, half, components, head_dim)
-  shift, log_prior = array(half, components, head_dim), jnp.full((half, components), -np.log(components), jnp.float32)
-
-  def mlk(q: jax.Array, k: jax.Array, v: jax.Array, log_prior: jax.Array) -> jax.Array:
-    return mgk_jax.mixture_linear_attention(q, k, v, log_prior=log_prior)
-
+def claims(heads: int) -> list[Claim]:
+  """What half the heads are to gain."""
+  softmax, torch, half = f"softmax {heads} heads", f"softmax {heads} heads, torch", heads // 2
+  modules = [f"{name} {half} heads, module with" for name in ("MGK", "sMGK")]
   return [
-    Contender(f"softmax {heads} heads, materialised", softmax("reference"), full, quadratic(heads, 1, recompute=False)),
-    Contender(f"softmax {heads} heads, jax.nn", jax_nn, full, quadratic(heads, 1, recompute=False)),
-    Contender(f"softmax {heads} heads", softmax("xla"), full, quadratic(heads, 1)),
-    Contender(f"MGK {half} heads", mgk("soft"), (query, keys, value, log_prior), quadratic(half, components)),
-    Contender(f"MGK {half} heads, hard", mgk("hard"), (query, keys, value, log_prior), quadratic(half, components)),
-    Contender(f"sMGK {half} heads", smgk("soft"), (query, key, value, shift, log_prior), quadratic(half, 1)),
-    Contender(f"sMGK {half} heads, hard", smgk("hard"), (query, key, value, shift, log_prior), quadratic(half, 1)),
-    Contender(f"linear {heads} heads", mgk_jax.linear_attention, full, linear(heads)),
-    Contender(f"MLK {half} heads", mlk, (query, keys, value, log_prior), linear(half)),
+    Claim(f"sMGK {half} heads", softmax, 0.6),
+    Claim(f"sMGK {half} heads, hard", softmax, 0.6),
+    Claim(f"MGK {half} heads", softmax, 0.85),
+    Claim(f"MGK {half} heads, hard", softmax, 0.85),
+    Claim(f"MLK {half} heads", f"linear {heads} heads", 0.7),
+    *(Claim(f"{module} em prior", f"{module} sgd prior", 1.3) for module in modules),
+    Claim(softmax, torch, 1.3),
+    Claim(f"sMGK {half} heads", torch, 0.8),
   ]
 
 
-def padding_contenders(batch: int, length: int, heads: int, head_dim: int, components: int) -> list[Contender]:
-  """The blocked attentions at full length, and with all examples half as long."""
-  lengths = jnp.full((batch,), length // 2, jnp.int32)
-  result = []
-  for contender in contenders(batch, length, heads, head_dim, components):
-    if any(word in contender.name for word in ("linear", "MLK", "materialised", "jax.nn")):
-      continue
-    result.append(contender)
-    result.append(
-      Contender(
-        f"{contender.name}, lengths N/2", _shortened(contender, lengths), contender.arguments, contender.flops / 4
-      )
-    )
-  return result
+def heads(sizes: Sequence[Sizes], repeats: int) -> None:
+  """Half the heads against all of them, at every size; then the claims and the worst ratio of each."""
+  found: dict[Sizes, Mapping[str, float]] = {}
+  number = sizes[0].heads
+  baselines = [f"softmax {number} heads", f"softmax {number} heads, torch", f"linear {number} heads"]
+  for size in sizes:
+    measurements = timing.measure(Attentions(size).all(), repeats)
+    found[size] = timing.by_name(measurements)
+    print(f"\n### {size}\n\n{timing.table(measurements, baselines)}", flush=True)
+  rows = [["what", "of", "at most", *(f"B={size.batch} N={size.length}" for size in sizes), "holds"]]
+  for claim in claims(number):
+    if all(claim.of in seconds for seconds in found.values()):
+      ratios = [found[size][claim.what] / found[size][claim.of] for size in sizes]
+      holds = "yes" if max(ratios) <= claim.at_most else "no"
+      rows.append([claim.what, claim.of, str(claim.at_most), *(f"{ratio:.2f}" for ratio in ratios), holds])
+  print(f"\n### Ratios\n\n{timing.markdown(rows)}", flush=True)
 
 
-def _shortened(contender: Contender, lengths: jax.Array) -> Callable[..., jax.Array]:
-  return lambda *arguments: contender.function(*arguments, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+def in_pairs(title: str, pairs: Sequence[tuple[timing.Contender, timing.Contender]], repeats: int) -> None:
+  """Each second of a pair against its first."""
+  measurements = timing.measure([contender for pair in pairs for contender in pair], repeats)
+  rows = [["contender", "ms", "of the full one"]]
+  for full, part in zip(measurements[::2], measurements[1::2], strict=True):
+    rows.append([part.contender.name, f"{part.seconds * 1e3:.1f}", f"{part.seconds / full.seconds:.2f}"])
+  print(f"\n### {title}\n\n{timing.markdown(rows)}", flush=True)
+
+
+def crossing(sizes: Sizes, lengths: Sequence[int], repeats: int) -> None:
+  """From which N on MLK is faster than sMGK."""
+  ratios = []
+  for length in lengths:
+    attentions = Attentions(Sizes(sizes.batch, length, sizes.heads, sizes.head_dim, sizes.components))
+    smgk, mlk = timing.measure([attentions.smgk(), attentions.mlk()], repeats)
+    ratios.append(mlk.seconds / smgk.seconds)
+  rows = [["N", *map(str, lengths)], ["MLK, of sMGK", *(f"{ratio:.2f}" for ratio in ratios)]]
+  print(f"\n### MLK against sMGK, B={sizes.batch}, {sizes.half} heads, D={sizes.head_dim}\n\n{timing.markdown(rows)}\n")
+  print(crossing_point(lengths, ratios), flush=True)
+
+
+def crossing_point(lengths: Sequence[int], ratios: Sequence[float]) -> str:
+  """Where the ratio falls below 1 for good, between the measured lengths by a line in logarithms."""
+  slower = [i for i, ratio in enumerate(ratios) if ratio >= 1]
+  if not slower:
+    return f"MLK is faster than sMGK at all of them, from N = {lengths[0]} on."
+  i = slower[-1]
+  if i == len(lengths) - 1:
+    return f"MLK is not faster than sMGK up to N = {lengths[-1]}."
+  log_N, log_ratio = np.log([lengths[i], lengths[i + 1]]), np.log([ratios[i], ratios[i + 1]])
+  point = np.exp(log_N[0] + (log_N[1] - log_N[0]) * log_ratio[0] / (log_ratio[0] - log_ratio[1]))
+  return f"MLK is faster than sMGK from about N = {point:.0f} on."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the measurement that the command line asks for and prints its table."""
+  """Runs the measurements that the command line asks for and prints their tables."""
+  sections = ("heads", "causal", "padding", "crossing", "long")
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--length", type=int, default=2048, help="N, the number of queries and of keys (default 2048)")
-  parser.add_argument("--batch", type=int, default=None, help="B (default 1; 8 with --padding)")
+  parser.add_argument("--sections", nargs="+", choices=sections, default=sections, metavar="SECTION", help="see above")
+  parser.add_argument("--length", type=int, nargs="+", default=[1024, 2048, 4096], help="N (default 1024 2048 4096)")
+  parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="B, in heads and padding (default 1 8)")
   parser.add_argument("--heads", type=int, default=4, help="heads of the baselines; mixtures have half (default 4)")
   parser.add_argument("--head-dim", type=int, default=32, help="D (default 32)")
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
-  parser.add_argument("--repeats", type=int, default=15, help="rounds of which the median is taken (default 15)")
-  parser.add_argument("--padding", action="store_true", help="measure what lengths of N/2 save")
+  parser.add_argument("--repeats", type=int, default=7, help="rounds of which the median is taken (default 7)")
+  parser.add_argument("--longest", type=int, default=131072, help="N of the training step in long (default 131072)")
   arguments = parser.parse_args(argv)
   if arguments.heads < 2 or arguments.heads % 2:
     parser.error(f"--heads: expected an even number, since the mixtures have half of them, got {arguments.heads}")
-  batch = arguments.batch or (8 if arguments.padding else 1)
-
-  sizes = batch, arguments.length, arguments.heads, arguments.head_dim, arguments.components
-  print(f"forward + backward, float32, B={sizes[0]}, N={sizes[1]}, D={sizes[3]}, M={sizes[4]}")
-  print(f"{platform.machine()}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n")
-  if arguments.padding:
-    measurements = measure(padding_contenders(*sizes), arguments.repeats)
-    for full, short in zip(measurements[::2], measurements[1::2], strict=True):
-      print(table([full, short], [full.contender.name]) + "\n")
-  else:
-    names = [f"softmax {arguments.heads} heads{suffix}" for suffix in (", materialised", ", jax.nn", "")]
-    print(table(measure(contenders(*sizes), arguments.repeats), [*names, f"linear {arguments.heads} heads"]))
+  rest = arguments.heads, arguments.head_dim, arguments.components
+  grid = [Sizes(batch, length, *rest) for batch in arguments.batch for length in arguments.length]
+  longest, repeats = max(arguments.length), arguments.repeats
+  run: Mapping[str, Callable[[], None]] = {
+    "heads": lambda: heads(grid, repeats),
+    "causal": lambda: in_pairs(
+      f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats
+    ),
+    "padding": lambda: in_pairs(
+      f"Lengths N/2, {Sizes(max(arguments.batch), longest, *rest)}",
+      contenders.shortened(Sizes(max(arguments.batch), longest, *rest)),
+      repeats,
+    ),
+    "crossing": lambda: crossing(
+      Sizes(1, longest, *rest), [n for n in (16, 32, 64, 128, 256, 512, 1024) if n <= longest], 3 * repeats
+    ),
+    "long": lambda: long_sequences.report(Sizes(1, longest, *rest), arguments.longest, repeats),
+  }
+  print(f"forward + backward, float32; {platform.machine()}, {jax.devices()[0].device_kind}, jax {jax.__version__}")
+  for section in sections:
+    if section in arguments.sections:
+      run[section]()
 
 
 if __name__ == "__main__":

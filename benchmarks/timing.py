@@ -3,70 +3,109 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
+PAUSE = 0.05  # seconds in which the threads of the last program come to rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What is run and timed, ready to run: `run` returns when all is computed."""
+
+  run: Callable[[], Any]
+  temporary_bytes: int | None = None
+
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-  """A function to measure on its arguments, with what its name cannot tell.
+  """Something to measure.
 
   Attributes:
     name: the row's title.
-    function: of the arguments; its derivatives by all of them are measured too.
-    arguments: arrays.
-    flops: floating-point operations of its matrix products, forward and backward.
+    prepare: compiles it.
+    flops: floating-point operations of its matrix products; None where nobody counted.
   """
 
   name: str
-  function: Callable[..., jax.Array]
-  arguments: Sequence[jax.Array]
-  flops: float
+  prepare: Callable[[], Program]
+  flops: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """The median time of a contender's forward and backward pass and the temporary memory of the compiled program."""
+  """The median time of a contender."""
 
   contender: Contender
   seconds: float
-  temporary_bytes: int
+  temporary_bytes: int | None
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
+  """A function of arrays as XLA compiles it."""
+  program = jax.jit(function).lower(*arguments).compile()
+  memory: Any = program.memory_analysis()
+  return Program(lambda: jax.block_until_ready(program(*arguments)), memory.temp_size_in_bytes)
+
+
+def gradient(
+  name: str, function: Callable[..., jax.Array], arguments: Sequence[jax.Array], flops: float | None = None
+) -> Contender:
+  """A function of arrays with its derivatives by all of them."""
+
+  def value_and_gradients(*arguments: jax.Array) -> Any:
+    out, pull_back = jax.vjp(function, *arguments)
+    return out, pull_back(out)
+
+  return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
 
 
 def measure(contenders: Sequence[Contender], repeats: int) -> list[Measurement]:
-  """Compiles value and gradients of all contenders, then runs them in turn `repeats` times."""
-  compiled = [_compile(contender) for contender in tqdm(contenders, "compiling", disable=not sys.stderr.isatty())]
+  """Prepares all contenders, then runs each of them once in each of `repeats` rounds.
+
+  Rounds have an order of their own, since a program is slowed down by what ran just before it: by threads that still
+  spin, or by memory that was given back.
+  """
+  quiet = not sys.stderr.isatty()
+  programs = [contender.prepare() for contender in tqdm(contenders, "compiling", disable=quiet, leave=False)]
   seconds: list[list[float]] = [[] for _ in contenders]
-  for repeat in tqdm(range(repeats + 1), "measuring", disable=not sys.stderr.isatty()):
-    for contender, program, record in zip(contenders, compiled, seconds, strict=True):
+  order = np.random.default_rng(0)
+  for repeat in tqdm(range(repeats + 1), "measuring", disable=quiet, leave=False):
+    for i in order.permutation(len(programs)):
+      time.sleep(PAUSE)
       start = time.perf_counter()
-      jax.block_until_ready(program(*contender.arguments))
+      programs[i].run()
       if repeat:  # the first round warms up
-        record.append(time.perf_counter() - start)
+        seconds[i].append(time.perf_counter() - start)
   return [
-    Measurement(contender, float(np.median(record)), program.memory_analysis().temp_size_in_bytes)
-    for contender, program, record in zip(contenders, compiled, seconds, strict=True)
+    Measurement(contender, float(np.median(record)), program.temporary_bytes)
+    for contender, program, record in zip(contenders, programs, seconds, strict=True)
   ]
 
 
-def _compile(contender: Contender):
-  def value_and_gradients(*arguments: jax.Array):
-    out, pull_back = jax.vjp(contender.function, *arguments)
-    return out, pull_back(out)
-
-  return jax.jit(value_and_gradients).lower(*contender.arguments).compile()
+def by_name(measurements: Sequence[Measurement]) -> Mapping[str, float]:
+  """Seconds by the contender's name."""
+  return {m.contender.name: m.seconds for m in measurements}
 
 
 def table(measurements: Sequence[Measurement], baselines: Sequence[str]) -> str:
-  """A Markdown table with one column of ratios per baseline."""
-  by_name = {m.contender.name: m.seconds for m in measurements}
-  header = ["contender", "ms", *(f"× {name}" for name in baselines), "temporary MiB", "GFLOP"]
-  rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
+  """A Markdown table with one column of ratios for each baseline that was measured."""
+  seconds = by_name(measurements)
+  baselines = [name for name in baselines if name in seconds]
+  rows = [["contender", "ms", *(f"× {name}" for name in baselines), "temporary MiB", "GFLOP"]]
   for m in measurements:
-    ratios = [f"{m.seconds / by_name[name]:.2f}" for name in baselines]
-    memory, flops = f"{m.temporary_bytes / 2**20:.1f}", f"{m.contender.flops / 1e9:.2f}"
+    ratios = [f"{m.seconds / seconds[name]:.2f}" for name in baselines]
+    memory = "" if m.temporary_bytes is None else f"{m.temporary_bytes / 2**20:.1f}"
+    flops = "" if m.contender.flops is None else f"{m.contender.flops / 1e9:.2f}"
     rows.append([m.contender.name, f"{m.seconds * 1e3:.1f}", *ratios, memory, flops])
-  return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+  return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+  """Rows of cells, the first of them the header, as a table whose columns but the first are numbers."""
+  ruler = ["---"] + ["---:"] * (len(rows[0]) - 1)
+  return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ruler, *rows[1:]])
