@@ -9,8 +9,13 @@ median of their times is shown: trust the ratios, not the milliseconds. FLOPs ar
 from the shapes (forward, backward, and what "xla" computes again instead of storing it). PyTorch's attention takes part
 where it is installed.
 
-Sections: heads, half the heads against all of them; causal, what causality saves; padding, what lengths of half the
-array save; crossing, from which N on MLK is faster than sMGK; long, time per token and memory of causal MLK.
+Sections:
+    heads           half the heads against all of them, and the claims that are made of it
+    materialised    softmax attention in blocks against all pairs in memory
+    causal          what causality saves
+    padding         what lengths of half the array save
+    crossing        from which N on MLK is faster than sMGK
+    long            time per token and memory of causal MLK
 """
 
 import argparse
@@ -67,6 +72,14 @@ def heads(sizes: Sequence[Sizes], repeats: int) -> None:
   print(f"\n### Ratios\n\n{timing.markdown(rows)}", flush=True)
 
 
+def materialised(sizes: Sizes, repeats: int) -> None:
+  """Softmax attention in blocks, and with all pairs in memory."""
+  attentions = Attentions(sizes)
+  blocked = attentions.softmax()
+  measurements = timing.measure([blocked, attentions.softmax("reference"), attentions.jax_nn()], repeats)
+  print(f"\n### Materialised, {sizes}\n\n{timing.table(measurements, [blocked.name])}", flush=True)
+
+
 def in_pairs(title: str, pairs: Sequence[tuple[timing.Contender, timing.Contender]], repeats: int) -> None:
   """Each second of a pair against its first."""
   measurements = timing.measure([contender for pair in pairs for contender in pair], repeats)
@@ -103,7 +116,7 @@ def crossing_point(lengths: Sequence[int], ratios: Sequence[float]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the measurements that the command line asks for and prints their tables."""
-  sections = ("heads", "causal", "padding", "crossing", "long")
+  sections = ("heads", "materialised", "causal", "padding", "crossing", "long")
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--sections", nargs="+", choices=sections, default=sections, metavar="SECTION", help="see above")
   parser.add_argument("--length", type=int, nargs="+", default=[1024, 2048, 4096], help="N (default 1024 2048 4096)")
@@ -121,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   longest, repeats = max(arguments.length), arguments.repeats
   run: Mapping[str, Callable[[], None]] = {
     "heads": lambda: heads(grid, repeats),
+    "materialised": lambda: materialised(Sizes(1, min(2048, longest), *rest), repeats),
     "causal": lambda: in_pairs(
       f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats
     ),

@@ -18,8 +18,6 @@ from mgk_jax.kernels.attention import EStep, Implementation
 from mgk_jax.nn.choices import Prior
 from mgk_jax.nn.priors import EMPrior
 
-LARGEST_MATERIALISED = 2**30  # bytes of one array of all pairs
-
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -80,7 +78,7 @@ class Attentions:
         out = torch.nn.functional.scaled_dot_product_attention(*tensors)
         torch.autograd.grad(out, tensors, out.detach())
 
-      return Program(run)
+      return Program(run, rest=0.3)  # its threads spin for a while, which would slow others down
 
     return Contender(f"softmax {self.sizes.heads} heads, torch", prepare, self._quadratic(self.sizes.heads, 1))
 

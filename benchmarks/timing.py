@@ -10,15 +10,14 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-PAUSE = 0.05  # seconds in which the threads of the last program come to rest
-
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What is run and timed, ready to run: `run` returns when all is computed."""
+  """What is run and timed, ready to run: `run` returns when all is computed. `rest` are seconds to wait afterwards."""
 
   run: Callable[[], Any]
   temporary_bytes: int | None = None
+  rest: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +66,7 @@ def gradient(
 def measure(contenders: Sequence[Contender], repeats: int) -> list[Measurement]:
   """Prepares all contenders, then runs each of them once in each of `repeats` rounds.
 
-  Rounds have an order of their own, since a program is slowed down by what ran just before it: by threads that still
-  spin, or by memory that was given back.
+  Rounds have an order of their own, since what ran just before may slow a program down.
   """
   quiet = not sys.stderr.isatty()
   programs = [contender.prepare() for contender in tqdm(contenders, "compiling", disable=quiet, leave=False)]
@@ -76,11 +74,11 @@ def measure(contenders: Sequence[Contender], repeats: int) -> list[Measurement]:
   order = np.random.default_rng(0)
   for repeat in tqdm(range(repeats + 1), "measuring", disable=quiet, leave=False):
     for i in order.permutation(len(programs)):
-      time.sleep(PAUSE)
       start = time.perf_counter()
       programs[i].run()
       if repeat:  # the first round warms up
         seconds[i].append(time.perf_counter() - start)
+      time.sleep(programs[i].rest)
   return [
     Measurement(contender, float(np.median(record)), program.temporary_bytes)
     for contender, program, record in zip(contenders, programs, seconds, strict=True)

@@ -25,7 +25,7 @@ from lra.builder import TaskBuilder
 from lra.task import DataError
 from mgk_jax import training
 from mgk_jax.analysis import flops
-from mgk_jax.training import mesh as meshes
+from mgk_jax.training import mesh as meshes, processes
 from mgk_jax.training.targets import EXAMPLES
 
 
@@ -194,6 +194,15 @@ def command() -> None:
   )
   compare = flags.DEFINE_list("compare", [], "With --compile_for: variants to compare, e.g. softmax,mgk,smgk.")
   heads = flags.DEFINE_list("heads", [], "With --compile_for: numbers of heads to compare, e.g. 8,4.")
+  distributed = flags.DEFINE_bool(
+    "distributed",
+    False,
+    "This is one of several processes of a run, as on a TPU pod, under Slurm, Open MPI or Kubernetes. Elsewhere, "
+    "--coordinator, --num_processes and --process_id say which.",
+  )
+  coordinator = flags.DEFINE_string("coordinator", None, "With --distributed: HOST:PORT of process 0.")
+  num_processes = flags.DEFINE_integer("num_processes", None, "With --distributed: how many processes there are.")
+  process_id = flags.DEFINE_integer("process_id", None, "With --distributed: which process this is, from 0.")
   flags.mark_flag_as_required(config)
 
   def main(argv: list[str]) -> None:
@@ -211,6 +220,10 @@ def command() -> None:
         raise ValueError("--compare and --heads go with --compile_for; python -m lra.sweep trains several models")
       if not workdir.value:
         raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
+      if distributed.value:
+        processes.join(coordinator.value, num_processes.value, process_id.value)
+      elif coordinator.value or num_processes.value or process_id.value is not None:
+        raise ValueError("--coordinator, --num_processes and --process_id go with --distributed")
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
       if jax.process_index() == 0:
         print(describe(summary))

@@ -1,10 +1,35 @@
-"""What the processes of a run tell each other."""
+"""Several processes that are one run: how they meet, and what they tell each other."""
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 MOST_BYTES = 1 << 14  # of a text; what is longer is cut
+
+
+def join(address: str | None, number: int | None, index: int | None) -> None:
+  """Waits for the other processes of a run; to be called before any other use of JAX.
+
+  Args:
+    address: HOST:PORT of the first process. None on a TPU pod and under Slurm, Open MPI or Kubernetes, where JAX finds
+      this and the rest itself.
+    number: how many processes there are.
+    index: which one this is, from 0.
+
+  Raises:
+    ValueError: not all of them, or JAX finds nothing.
+  """
+  given = {"--coordinator": address, "--num_processes": number, "--process_id": index}
+  if missing := [name for name, value in given.items() if value is None]:
+    if len(missing) < len(given):
+      raise ValueError(f"expected all of {', '.join(given)} or none; missing: {', '.join(missing)}")
+  try:
+    jax.distributed.initialize(address, number, index)
+  except ValueError as error:
+    raise ValueError(
+      f"--distributed: {error}. Expected a TPU pod, Slurm, Open MPI or Kubernetes; elsewhere start every process with "
+      "--coordinator=HOST:PORT --num_processes=N --process_id=I"
+    ) from error
 
 
 def from_first(text: str) -> str:
