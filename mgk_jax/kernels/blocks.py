@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import dropout as dropout_lib, tiles
+from mgk_jax.kernels import dispatch, dropout as dropout_lib, tiles
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
 from mgk_jax.kernels.heads import vary_alike
@@ -15,7 +15,7 @@ from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
-KEY_BLOCK = 1024  # keys times components
+KEY_BLOCK = 1024
 KEY_BLOCK_WITH_LENGTHS = 512  # smaller steps, since blocks past the length cost nothing
 
 
@@ -90,10 +90,13 @@ class Head:
   """The operands of one head, padded to whole blocks, and its tiles.
 
   Attributes:
-    query: [T', H], `query_HT` its transpose; T' is T padded.
-    key: [C, S', H] with C = M or 1.
+    query: [T', H]; T' is T padded.
+    query_HT: its transpose, with a row of ones if the keys hold the column terms.
+    key: [blocks, C·keys, H or H + 1] with C = M or 1: all components of a block together, so that one product yields
+      all tiles; on CPUs with the column terms beside them, where there are as many as products.
+    products: C.
     row: M arrays [T'], or None.
-    column: what the scores add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
+    column: what is left to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
       between the components in `column`.
     query_blocks, key_blocks: how many blocks hold anything.
@@ -104,17 +107,17 @@ class Head:
     self.options, self.limits = options, limits
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
-    key_block = KEY_BLOCK if limits.key_length is None else KEY_BLOCK_WITH_LENGTHS
-    self.key_size = _block_size(self.S, key_block // min(scores.key.shape[0], 2))
+    self.key_size = _block_size(self.S, KEY_BLOCK if limits.key_length is None else KEY_BLOCK_WITH_LENGTHS)
     self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 
     self.query = self.pad_rows(scores.query, 0)
     self.query_HT = self.query.T
-    self.key = self.pad_columns(scores.key, 1)
+    self.products = scores.key.shape[0]
+    key = self.pad_columns(scores.key, 1)
     row, column = scores.row, scores.column
     self.mixing: tiles.Mixing | None = None
-    if self.key.shape[0] == 1 and row is not None and column is not None:
+    if self.products == 1 and row is not None and column is not None:
       if factored:
         column, self.mixing = self._factorise(row, column)
         row = None
@@ -124,8 +127,14 @@ class Head:
     # Arrays of their own: XLA:CPU does not vectorise a loop over a tile that reads several rows of one array.
     self.row = None if row is None else list(self.pad_rows(row))
     column = self._restrict(column, scores.shared)
+    if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
+      # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
+      key = jnp.concatenate([key, column[..., None]], axis=-1)
+      self.query_HT = jnp.concatenate([self.query_HT, jnp.ones_like(self.query_HT[:1])])
+      column = None
+    self.key = self.cut(key)
     self.column = None if column is None else list(column)
-    self.num_components = self.key.shape[0] if scores.column is None else scores.column.shape[0]
+    self.num_components = self.products if scores.column is None else scores.column.shape[0]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
     self.has_shared = scores.shared is not None
 
@@ -151,7 +160,7 @@ class Head:
       bias = shared if bias is None else shared + bias
     padded = -(-self.S // self.key_size) * self.key_size
     if padded > self.S:
-      bias = self.pad_columns(jnp.zeros(self.S, self.key.dtype) if bias is None else bias, fill=-jnp.inf)
+      bias = self.pad_columns(jnp.zeros(self.S, self.query.dtype) if bias is None else bias, fill=-jnp.inf)
     if bias is None:
       return column
     return bias[None] if column is None else self.pad_columns(column) + bias
@@ -184,6 +193,19 @@ class Head:
     """`x` with its key block j replaced."""
     return lax.dynamic_update_slice_in_dim(x, block, j * self.key_size, axis)
 
+  def cut(self, x: jax.Array) -> jax.Array:
+    """[C, S', …] → [blocks, C·keys, …]."""
+    C, padded, *rest = x.shape
+    blocks = padded // self.key_size
+    return jnp.swapaxes(x.reshape(C, blocks, self.key_size, *rest), 0, 1).reshape(blocks, C * self.key_size, *rest)
+
+  def join(self, x: jax.Array) -> jax.Array:
+    """[blocks, C·keys, …] → [C, S, …], the inverse of `cut` but for the padding."""
+    blocks, together, *rest = x.shape
+    C = together // self.key_size
+    joined = jnp.swapaxes(x.reshape(blocks, C, self.key_size, *rest), 0, 1)
+    return joined.reshape(C, blocks * self.key_size, *rest)[:, : self.S]
+
   def last_key_block(self, i: jax.Array) -> jax.Array | int:
     """One past the last key block that query block i can see."""
     if not self.options.is_causal:
@@ -206,11 +228,12 @@ class Head:
       parts.append(key_index[:, None] <= query_index)
     return None if not parts else parts[0] & parts[-1]
 
-  def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> list[tiles.Tile]:
+  def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> tiles.Tiles:
     """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""
-    mixing, query_HQ = self.tile_mixing(i, j), self.rows(self.query_HT, i)
+    mixing = self.tile_mixing(i, j)
+    product = lax.dynamic_index_in_dim(self.key, j, keepdims=False) @ self.rows(self.query_HT, i)
     return tiles.scores(
-      [key @ query_HQ for key in self.columns(self.key, j, 1)],
+      [product] if self.products == 1 else product.reshape(self.products, self.key_size, self.query_size),
       None if self.row is None else [self.rows(x, i) for x in self.row],
       None if self.column is None else [self.columns(x, j) for x in self.column],
       allowed,

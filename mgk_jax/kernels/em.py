@@ -134,40 +134,42 @@ def _blocked_statistics(
   scores: Scores, where: Masking, dims: Dims, estep: str, moments: bool
 ) -> tuple[jax.Array, jax.Array]:
   features = _features(scores.query, moments)
-  if scores.key.shape[2] == 1:  # a product that the components share cancels in γ
-    scores = Scores(scores.query[..., :0], scores.key[..., :0], scores.row, scores.column)
-  options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
-  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits, options)))
-  counts, sums = map_heads(functools.partial(blocks.in_best_form, _statistics_of_head, options), operands)
   assert scores.column is not None
   alive = jnp.any(scores.column > -jnp.inf, axis=2, keepdims=True)
+  if scores.key.shape[2] == 1:  # a product that the components share cancels in γ
+    scores = Scores(scores.query[..., :0], scores.key[..., :0], scores.row, scores.column)
+  elif scores.num_components == 2:  # γ follows from the difference of two scores, which is one product
+    row, column = (None if x is None else x[:, :, 1:] - x[:, :, :1] for x in (scores.row, scores.column))
+    scores = Scores(scores.query, scores.key[:, :, 1:] - scores.key[:, :, :1], row, column)
+  options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
+  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits, options)))
+  kernel = functools.partial(_statistics_of_head, dims.M)
+  counts, sums = map_heads(functools.partial(blocks.in_best_form, kernel, options), operands)
   if limits.key_bias is not None:
     alive = alive & (limits.key_bias == 0)[:, :, None]
   return jnp.where(alive, counts, 0), jnp.where(alive[..., None], sums, 0)
 
 
-def _statistics_of_head(head: Head, features_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The sums of one head, [M, S] and [M, S, F]."""
+def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The sums of one head, [M, S] and [M, S, F]; with M − 1 scores, these are differences to the first one."""
   attending = head.attending((jnp.arange(head.query.shape[0]) < head.T).astype(head.query.dtype), 0)
   features = head.pad_rows(features_TF, 0)
-  M, F = head.num_components, features.shape[1]
+  features = jnp.concatenate([features, attending[:, None]], axis=1) * attending[:, None]
+  F = features.shape[1]
 
   def key_block(j, sums):
     def query_block(i, sums):
-      allowed = head.allowed(i, j)
-      pairs = jnp.broadcast_to(head.rows(attending, i), (head.key_size, head.query_size))
-      pairs = pairs if allowed is None else jnp.where(allowed, pairs, 0)
-      gamma = tiles.responsibilities(head.scores(i, j, allowed=None), head.options.estep, head.tile_mixing(i, j))
-      parts = [tile * pairs for tile in gamma]
-      counts = jnp.stack([jnp.sum(tile, axis=1) for tile in parts])
-      moments = jnp.stack([tile @ head.rows(features, i, 0) for tile in parts]) if F else None
-      return jax.tree.map(jnp.add, sums, (counts, moments))
+      allowed, scores = head.allowed(i, j), head.scores(i, j, allowed=None)
+      scores = [*jnp.zeros((M - head.num_components, 1, 1), features.dtype), *scores]
+      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(i, j))
+      gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
+      # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
+      return sums + jnp.stack([tile @ head.rows(features, i, 0) for tile in gamma])
 
-    start = head.full((M, head.key_size)), head.full((M, head.key_size, F)) if F else None
+    start = head.full((M, head.key_size, F))
     block = lax.fori_loop(head.first_query_block(j), head.query_blocks, query_block, start)
-    return jax.tree.map(lambda x, part: head.set_columns(x, j, part, 1), sums, block)
+    return lax.dynamic_update_index_in_dim(sums, block.reshape(-1, F), j, 0)
 
-  padded_S = head.key.shape[1]
-  empty = head.full((M, padded_S)), head.full((M, padded_S, F)) if F else None
-  counts, moments = lax.fori_loop(0, head.key_blocks, key_block, empty)
-  return counts[:, : head.S], head.full((M, head.S, 0)) if moments is None else moments[:, : head.S]
+  empty = head.full((len(head.key), M * head.key_size, F))
+  sums = head.join(lax.fori_loop(0, head.key_blocks, key_block, empty))
+  return sums[..., -1], sums[..., :-1]

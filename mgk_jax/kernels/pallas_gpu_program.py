@@ -9,7 +9,7 @@ normalisers are multiplied by log₂ e.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -196,7 +196,7 @@ class Program:
 
   def scores(
     self, i: Any, j: Any, queries: Queries, keys: Keys, is_diagonal: bool
-  ) -> tuple[list[tiles.Tile], tiles.Mixing | None]:
+  ) -> tuple[tiles.Tiles, tiles.Mixing | None]:
     """The scores of a tile to the base 2, and how they are mixed."""
     scale = [self.load("scale", k=c) * LOG2_E for c in range(self.plan.K)]
     products = [self.product(queries.query, key) * scale[c] for c, key in enumerate(keys.key)]
@@ -226,14 +226,14 @@ class Program:
     return tile, by_products, list(tiles.by_component(tile, mixing))
 
 
-def exponentials(scores: Sequence[tiles.Tile], offset: jax.Array, estep: str) -> list[tiles.Tile]:
+def exponentials(scores: tiles.Tiles, offset: jax.Array, estep: str) -> list[tiles.Tile]:
   """2^(s − offset) of each component, or of the largest in a hard E step."""
   scores = [functools.reduce(jnp.maximum, scores)] if estep == "hard" else scores
   return [jnp.exp2(score - offset) for score in scores]
 
 
 def gradient_of(
-  scores: Sequence[tiles.Tile],
+  scores: tiles.Tiles,
   log_normaliser: jax.Array,
   by_weight: tiles.Tile,
   estep: str,

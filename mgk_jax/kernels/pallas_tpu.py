@@ -211,7 +211,7 @@ class Grid:
     live = (i * self.size.query < query_length) & (j * self.size.key < key_length)
     return live & (j * self.size.key < (i + 1) * self.size.query) if self.plan.is_causal else live
 
-  def tile(self, operands: Operands, i: Any, j: Any, key_length: Any) -> tuple[list[tiles.Tile], tiles.Mixing | None]:
+  def tile(self, operands: Operands, i: Any, j: Any, key_length: Any) -> tuple[tiles.Tiles, tiles.Mixing | None]:
     """The scores of tile (i, j) and how they are mixed."""
     plan = self.plan
     query = operands.query[...]

@@ -2,7 +2,8 @@
 
 Tiles are transposed, [keys, queries]: then every product, forward and backward, is a row-major matrix product without
 a transposed copy, and what belongs to a query (maximum, normaliser) lies along the fast axis. Components are a Python
-sequence of tiles and not an axis, which keeps all that happens between two products elementwise, in one fused loop.
+sequence of tiles, which keeps all that happens between two products elementwise, in one fused loop; or, where one
+product made them all and one is to take them all, an array [components, keys, queries].
 """
 
 import functools
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 Tile = jax.Array  # [keys, queries]
 Row = jax.Array  # [queries] or [1, queries]
 Column = jax.Array  # [keys] or [keys, 1]
+Tiles = Sequence[Tile] | jax.Array  # a tile for each component
 
 
 class Factors(NamedTuple):
@@ -50,18 +52,22 @@ class Gradient(NamedTuple):
   """What a tile passes back: its weights, and the derivatives of the loss by its scores."""
 
   weights: Tile
-  scores: Sequence[Tile]  # one per component; one for all if there is a `Mixing`
+  scores: Tiles  # one per component; one for all if there is a `Mixing`
   inner: Tile  # factored form: the derivative by the score without the factor E
 
 
 def scores(
-  products: Sequence[Tile],
+  products: Tiles,
   row: Sequence[Row] | None,
   column: Sequence[Column] | None,
   allowed: Tile | None,
   extra: Tile | None = None,
-) -> list[Tile]:
+) -> Tiles:
   """s_r = κ_r·q + w_r + u_r (+ extra) for each component r, −inf where not allowed; `products` are κ_r·q."""
+  if isinstance(products, jax.Array):
+    tile = products if column is None else products + jnp.stack(column)[:, :, None]
+    tile = tile if row is None else tile + jnp.stack(row)[:, None]
+    return tile if allowed is None else jnp.where(allowed, tile, -jnp.inf)
   products = products if extra is None else [product + extra for product in products]
   count = max(len(x) for x in (products, row, column) if x is not None)
   tiles = []
@@ -73,12 +79,14 @@ def scores(
   return tiles
 
 
-def peak(scores: Sequence[Tile], *, keepdims: bool = False) -> Row:
+def peak(scores: Tiles, *, keepdims: bool = False) -> Row:
   """The largest score of each query, [queries], or [1, queries] with `keepdims`."""
+  if isinstance(scores, jax.Array):
+    return jnp.max(scores, axis=(0, 1))
   return jnp.max(_max(scores), axis=0, keepdims=keepdims)
 
 
-def weights(scores: Sequence[Tile], offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
+def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
   """Unnormalised attention weights exp(−offset) Σ_r exp(s_r) or their hard form."""
   if isinstance(mixing, Factors):
     return jnp.exp(scores[0] - offset) * mixing.product()
@@ -87,7 +95,7 @@ def weights(scores: Sequence[Tile], offset: jax.Array, estep: str, mixing: Mixin
   return _sum([jnp.exp(score - offset) for score in scores])
 
 
-def responsibilities(scores: Sequence[Tile], estep: str, mixing: Mixing | None) -> list[Tile]:
+def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None) -> Tiles:
   """γ_r, how much of each pair component r accounts for; NaN for a key all of whose components have −inf."""
   if isinstance(mixing, Maxima):
     return _to_winners(jnp.ones((), mixing.row[0].dtype), mixing.sums())
@@ -100,9 +108,7 @@ def responsibilities(scores: Sequence[Tile], estep: str, mixing: Mixing | None) 
   return [1 / _sum([jnp.exp(other - score) for other in scores]) for score in scores]
 
 
-def backward(
-  scores: Sequence[Tile], log_normaliser: jax.Array, by_weight: Tile, estep: str, mixing: Mixing | None
-) -> Gradient:
+def backward(scores: Tiles, log_normaliser: jax.Array, by_weight: Tile, estep: str, mixing: Mixing | None) -> Gradient:
   """The chain rule through the posterior: dL/ds_ijr = γ_ijr A_ij · by_weight_ij.
 
   Args:
@@ -120,12 +126,23 @@ def backward(
     posterior = jnp.exp(_max(scores) - log_normaliser)
     inner = posterior * by_weight
     return Gradient(posterior, _to_winners(inner, scores), inner)
+  if isinstance(scores, jax.Array):
+    posterior = jnp.exp(scores - log_normaliser)
+    total = _sum(posterior)
+    return Gradient(total, posterior * by_weight, total * by_weight)
   posteriors = [jnp.exp(score - log_normaliser) for score in scores]
   total = _sum(posteriors)
   return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)
 
 
-def by_component(tile: Gradient, mixing: Maxima | None) -> Sequence[Tile]:
+def by_product(tile: Gradient, products: int) -> Tile:
+  """The derivatives by all products, [products · keys, queries]; where components share one, the sum of theirs."""
+  if isinstance(tile.scores, jax.Array):
+    return tile.scores.reshape(-1, tile.scores.shape[-1])
+  return tile.scores[0] if len(tile.scores) == products else tile.inner
+
+
+def by_component(tile: Gradient, mixing: Maxima | None) -> Tiles:
   """The derivative by u_ir + w_jr of each component, where these are terms of a sum."""
   return tile.scores if mixing is None else _to_winners(tile.inner, mixing.sums())
 
@@ -143,8 +160,11 @@ def _as_column(x: Column) -> jax.Array:
   return x[:, None] if x.ndim == 1 else x
 
 
-def _to_winners(x: Tile, scores: Sequence[Tile]) -> list[Tile]:
+def _to_winners(x: Tile, scores: Tiles) -> Tiles:
   """`x` divided among the components with the largest score, in equal shares."""
+  if isinstance(scores, jax.Array):
+    wins = scores == _max(scores)
+    return jnp.where(wins, x / jnp.sum(wins, axis=0), 0)
   if len(scores) == 2:  # comparisons that fuse with what they are used in, where a count would need tiles of its own
     first, second = scores
     halves = jnp.where(first == second, x / 2, 0)
@@ -153,9 +173,9 @@ def _to_winners(x: Tile, scores: Sequence[Tile]) -> list[Tile]:
   return [x / _sum(winners) * winner for winner in winners]
 
 
-def _sum(tiles: Sequence[Tile]) -> Tile:
+def _sum(tiles: Tiles) -> Tile:
   return functools.reduce(jnp.add, tiles)
 
 
-def _max(tiles: Sequence[Tile]) -> Tile:
+def _max(tiles: Tiles) -> Tile:
   return functools.reduce(jnp.maximum, tiles)

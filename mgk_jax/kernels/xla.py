@@ -93,29 +93,29 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
   return out_VT[:, : head.T].T, head.attending(log_normaliser, jnp.inf)[: head.T]
 
 
-KEY_AXIS = {"key": 1, "value": 0, "column": 1, "shared": 0}
-
-
 def _backward_head(
   head: Head, value_SV: jax.Array, by_out_TV: jax.Array, log_normaliser_T: jax.Array, mean_by_weight_T: jax.Array
 ) -> tuple[Scores, jax.Array]:
   """The gradients by the scores' operands and by the values of one head."""
-  V = value_SV.shape[1]
-  (C, padded_S, H), padded_T = head.key.shape, head.query.shape[0]
-  value, by_out = head.pad_columns(value_SV, 0), head.pad_rows(by_out_TV, 0)
-  by_out_VT = by_out.T
-  # With ones beside the queries and under the keys the same products sum the derivatives by the column and row terms.
-  query = _with_ones(head.query, 1) if head.has_column else head.query
-  key_CHS = jnp.moveaxis(head.key, 2, 1)
-  key_CHS = _with_ones(key_CHS, 1) if head.has_row else key_CHS
+  C, M, V, H = head.products, head.num_components, value_SV.shape[1], head.query.shape[1]
+  blocks, padded_T = len(head.key), len(head.query)
+  value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
+  by_out_VT, key_BHK = by_out.T, jnp.swapaxes(head.key[..., :H], 1, 2)
   log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
   mean_by_weight = head.pad_rows(mean_by_weight_T)
+  # With ones beside the queries, and for each component under its keys, the same products sum the derivatives by the
+  # column and row terms; but not where components share a product.
+  shares = M > C
+  query = _with_ones(head.query, 1) if head.has_column and not shares else head.query
+  if head.has_row and not shares:
+    ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
+    key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (blocks, *ones.shape))], axis=1)
 
   def key_block(j, carry):
-    value_block, key_CHK = head.columns(value, j, 0), head.columns(key_CHS, j)
+    value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
 
     def query_block(i, carry):
-      by_queries, by_keys = carry
+      by_queries, by_block = carry
       mixing, dropout = head.tile_mixing(i, j), head.dropout(i, j)
       by_weight = value_block @ head.rows(by_out_VT, i)
       by_weight = by_weight if dropout is None else by_weight * dropout
@@ -123,46 +123,42 @@ def _backward_head(
       scores = head.scores(i, j, allowed=head.allowed(i, j))
       tile = tiles.backward(scores, head.rows(log_normaliser, i), by_weight, head.options.estep, mixing)
       weights = tile.weights if dropout is None else tile.weights * dropout
-      by_products = tile.scores if len(tile.scores) == C else [tile.inner]
-      by_key = jnp.stack([x @ head.rows(query, i, 0) for x in by_products])
-      by_query = [key @ x for key, x in zip(key_CHK, by_products, strict=True)]
-      key_part = {"key": by_key[..., :H], "value": weights @ head.rows(by_out, i, 0)}
-      query_part = {"query": functools.reduce(jnp.add, by_query)[:H]}
-      row_part, column_part = jnp.stack(by_query)[:, -1], by_key[..., -1]
-      if head.num_components > C:
+      by_product = tiles.by_product(tile, C)
+      by_key, by_query = by_product @ head.rows(query, i, 0), key_HK @ by_product
+      key_part = {"key": by_key[:, :H], "value": weights @ head.rows(by_out, i, 0)}
+      query_part = {"query": by_query[:H]}
+      row_part, column_part = by_query[H:], by_key[:, -1]
+      if shares:
         row_part, column_part = tiles.by_additive_terms(tile, mixing)
       if head.has_row:
         query_part["row"] = row_part
       if head.has_column:
-        key_part["column"] = column_part
-      if head.has_shared:
-        key_part["shared"] = by_key[0, :, -1]
+        key_part["column"] = column_part.reshape(-1)
       by_queries = {name: head.set_rows(x, i, head.rows(x, i) + query_part[name]) for name, x in by_queries.items()}
-      return by_queries, jax.tree.map(jnp.add, by_keys, key_part)
+      return by_queries, jax.tree.map(jnp.add, by_block, key_part)
 
     by_queries, by_keys = carry
-    by_block = {name: jnp.zeros_like(head.columns(x, j, KEY_AXIS[name])) for name, x in by_keys.items()}
+    by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
     by_queries, by_block = lax.fori_loop(
       head.first_query_block(j), head.query_blocks, query_block, (by_queries, by_block)
     )
-    return by_queries, {name: head.set_columns(x, j, by_block[name], KEY_AXIS[name]) for name, x in by_keys.items()}
+    return by_queries, jax.tree.map(lambda x, block: lax.dynamic_update_index_in_dim(x, block, j, 0), by_keys, by_block)
 
   by_queries = {"query": head.full((H, padded_T))}
-  by_keys = {"key": head.full((C, padded_S, H)), "value": head.full((padded_S, V))}
+  by_keys = {"key": head.full((blocks, C * head.key_size, H)), "value": head.full((blocks, head.key_size, V))}
   if head.has_row:
-    by_queries["row"] = head.full((head.num_components, padded_T))
+    by_queries["row"] = head.full((M, padded_T))
   if head.has_column:
-    by_keys["column"] = head.full((head.num_components, padded_S))
-  if head.has_shared:
-    by_keys["shared"] = head.full((padded_S,))
+    by_keys["column"] = head.full((blocks, M * head.key_size))
   by_queries, by_keys = lax.fori_loop(0, head.key_blocks, key_block, (by_queries, by_keys))
+  by_keys = {name: head.join(x) for name, x in by_keys.items()}
   return Scores(
     query=by_queries["query"][:, : head.T].T,
-    key=by_keys["key"][:, : head.S],
+    key=by_keys["key"],
     row=by_queries["row"][:, : head.T] if head.has_row else None,
-    column=by_keys["column"][:, : head.S] if head.has_column else None,
-    shared=by_keys["shared"][: head.S] if head.has_shared else None,
-  ), by_keys["value"][: head.S]
+    column=by_keys.get("column"),
+    shared=jnp.sum(by_keys["column"], axis=0) if head.has_shared else None,
+  ), by_keys["value"][0]
 
 
 def _with_ones(x: jax.Array, axis: int) -> jax.Array:
