@@ -12,6 +12,7 @@ from mgk_jax.kernels.checks import Dims
 EStep = Literal["soft", "hard"]
 Implementation = Literal["reference", "xla", "pallas", "cudnn"]
 Lengths = Int[Array, "B"] | UInt[Array, "B"]
+Segments = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
 
 
 def mixture_attention(
@@ -25,6 +26,7 @@ def mixture_attention(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
@@ -79,7 +81,7 @@ def mixture_attention(
       "xla": lambda: scores.gaussian(query, key, log_prior, variance),
       "reference": lambda: reference.gaussian_scores(query, key, log_prior, variance),
     },
-    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
     estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -96,6 +98,7 @@ def shifted_mixture_attention(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
@@ -130,7 +133,7 @@ def shifted_mixture_attention(
       "xla": lambda: scores.shifted_gaussian(query, key, shift, log_prior, variance),
       "reference": lambda: reference.gaussian_scores(query, scores.shift_keys(key, shift), log_prior, variance),
     },
-    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    scale, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
     estep, dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -144,6 +147,7 @@ def softmax_attention(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   broadcast_dropout: bool = False,
@@ -166,7 +170,7 @@ def softmax_attention(
       "xla": lambda: scores.dot_product(query, key),
       "reference": lambda: reference.dot_product_scores(query, key),
     },
-    dims.H**-0.5, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths,
+    dims.H**-0.5, value, dims, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
     "soft", dropout_rate, dropout_rng, broadcast_dropout, implementation,
   )  # fmt: skip
 
@@ -182,6 +186,7 @@ def mixture_attention_weights(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
 ) -> Float[Array, "B N T S"]:
   """The posterior A_ij itself (Eqn 9 or 12), for looking at; float32. Memory O(T·S·M).
@@ -189,7 +194,7 @@ def mixture_attention_weights(
   With `shift` the keys are those of `shifted_mixture_attention`; all else as in `mixture_attention`.
   """
   score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
-  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims)
+  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)
   return reference.weights(score_BNTSM, where, dims, estep)
 
 
@@ -204,6 +209,7 @@ def responsibilities(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
 ) -> Float[Array, "B N T S M"]:
   """γ_ijr, how much component r of key j accounts for query i (Eqn 11); float32, zero where masked. Memory O(T·S·M).
@@ -212,7 +218,7 @@ def responsibilities(
   regard to the prior. All else as in `mixture_attention_weights`.
   """
   score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
-  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims)
+  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)
   return reference.responsibilities(score_BNTSM, where, dims, estep)
 
 
@@ -248,11 +254,11 @@ def _static_precision(variance: Any, dims: Dims) -> float | None:
 
 
 def _attend(
-  score_of, scale, value, dims, mask, is_causal, query_lengths, key_lengths, estep, dropout_rate, dropout_rng,
-  broadcast_dropout, implementation,
+  score_of, scale, value, dims, mask, is_causal, query_lengths, key_lengths, segment_ids, estep, dropout_rate,
+  dropout_rng, broadcast_dropout, implementation,
 ) -> jax.Array:  # fmt: skip
   """Checks what all attentions have in common and runs the implementation on its own kind of scores."""
-  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims)
+  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims, segment_ids)
   checks.dropout(dropout_rate, dropout_rng)
   dropout = dropout_lib.make(dropout_rate, dropout_rng, dims, broadcast=broadcast_dropout)
 

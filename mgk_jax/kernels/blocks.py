@@ -1,5 +1,6 @@
 """One head of one example, cut into blocks of queries and keys, of which only those are visited that hold anything."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ class Limits(NamedTuple):
   pair_mask: jax.Array | None  # [T, S or 1]
   query_length: jax.Array | None  # []
   key_length: jax.Array | None  # []
+  query_segments: jax.Array | None  # [T]
+  key_segments: jax.Array | None  # [S]
   dropout_rows: jax.Array | None  # [T]
   dropout_columns: jax.Array | None  # [S]
 
@@ -49,6 +52,8 @@ def limits(masking: Masking, dims: Dims, dtype: jnp.dtype, dropout: Dropout | No
     pair_mask=masking.pair_part(),
     query_length=None if masking.query_lengths is None else masking.query_lengths[:, None],
     key_length=None if masking.key_lengths is None else masking.key_lengths[:, None],
+    query_segments=None if masking.query_segments is None else masking.query_segments[:, None],
+    key_segments=None if masking.key_segments is None else masking.key_segments[:, None],
     dropout_rows=None if dropout is None else dropout.rows,
     dropout_columns=None if dropout is None else dropout.columns,
   )
@@ -138,6 +143,11 @@ class Head:
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
     self.has_shared = scores.shared is not None
 
+    if limits.query_segments is not None and limits.key_segments is not None:
+      self.query_segments, self.key_segments = (
+        self.pad_rows(limits.query_segments),
+        self.pad_columns(limits.key_segments),
+      )
     mask, rows, columns = limits.pair_mask, limits.dropout_rows, limits.dropout_columns
     if mask is not None:
       mask = self.pad_rows(mask, 0)
@@ -217,16 +227,18 @@ class Head:
     return j * self.key_size // self.query_size if self.options.is_causal else 0
 
   def allowed(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
-    """What mask and causality allow in a tile, [keys, queries]; None if everything."""
+    """What mask, segments and causality allow in a tile, [keys, queries]; None if everything."""
     parts = []
     if self.pair_mask is not None:
       mask = self.rows(self.pair_mask, i, 0)
       parts.append((mask if mask.shape[1] == 1 else self.columns(mask, j)).T)
+    if self.limits.query_segments is not None:
+      parts.append(self.columns(self.key_segments, j)[:, None] == self.rows(self.query_segments, i))
     if self.options.is_causal:
       query_index = i * self.query_size + jnp.arange(self.query_size)
       key_index = j * self.key_size + jnp.arange(self.key_size)
       parts.append(key_index[:, None] <= query_index)
-    return None if not parts else parts[0] & parts[-1]
+    return functools.reduce(jnp.logical_and, parts) if parts else None
 
   def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> tiles.Tiles:
     """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""

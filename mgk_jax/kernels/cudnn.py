@@ -81,6 +81,8 @@ def _check(scores: Scores, masking: Masking, estep: str, fused: str) -> None:
     raise NotImplementedError("causality with several keys per position")
   if masking.mask is not None:
     raise NotImplementedError("a mask")
+  if masking.query_segments is not None:
+    raise NotImplementedError("segments")
   if dtype not in PARTS or (fused == "cudnn" and PARTS[dtype] == 1):
     raise NotImplementedError(f"{dtype}; it takes bfloat16 and float16")
 

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from mgk_jax.kernels import blocks, checks, dispatch, masking, reference, scores as scores_lib, tiles
-from mgk_jax.kernels.attention import EStep, Implementation, Lengths, check_mixture
+from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
 from mgk_jax.kernels.blocks import Head, Options
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.heads import map_heads, vary_alike
@@ -27,6 +27,7 @@ def em_prior(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
   implementation: Implementation | None = None,
 ) -> Float[Array, "S N M"]:
@@ -39,15 +40,15 @@ def em_prior(
     query: [B, T, N, H].
     key: [B, S, N, M, H], or [B, S, N, H] with `shift` [N, M, H].
     log_prior: the present log π, [N, M] or [S, N, M]; None: equal weights.
-    variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep: as in `mixture_attention`.
+    variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids, estep: as in `mixture_attention`.
     implementation: "xla" (memory O(B·S·M), cost that follows the lengths), "reference" (O(T·S·M)), None for the best.
 
   Returns:
     π, [S, N, M] in float32, summing to 1 over the components.
   """
   counts, _, dims = _statistics(
-    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep,
-    implementation, moments=False,
+    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
+    estep, implementation, moments=False,
   )  # fmt: skip
   counts_SNM = jnp.einsum("bnms->snm", counts)
   total = jnp.sum(counts_SNM, axis=-1, keepdims=True)
@@ -68,6 +69,7 @@ def em_variance(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   estep: EStep = "soft",
   implementation: Implementation | None = None,
 ) -> Float[Array, "M"]:
@@ -81,8 +83,8 @@ def em_variance(
     σ², [M], float32.
   """
   counts, moments, dims = _statistics(
-    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, estep,
-    implementation, moments=True,
+    query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
+    estep, implementation, moments=True,
   )  # fmt: skip
   keys = lax.stop_gradient(jnp.asarray(key) if shift is None else scores_lib.shift_keys(key, shift))
   keys = jnp.einsum("bsnmh->bnmsh", keys).astype(counts.dtype)
@@ -96,13 +98,26 @@ def em_variance(
 
 
 def _statistics(
-  query, key, shift, log_prior, variance, mask, is_causal, query_lengths, key_lengths, estep, implementation, *, moments
+  query,
+  key,
+  shift,
+  log_prior,
+  variance,
+  mask,
+  is_causal,
+  query_lengths,
+  key_lengths,
+  segment_ids,
+  estep,
+  implementation,
+  *,
+  moments,
 ) -> tuple[jax.Array, jax.Array, Dims]:
   """Σ_i γ_ijr, [B, N, M, S], and with `moments` Σ_i γ_ijr [q_i, ‖q_i‖²], [B, N, M, S, H + 1]."""
   query, key, dims = check_mixture(query, key, shift)
   log_prior, variance = checks.log_prior(log_prior, dims), checks.variance(variance, dims)
   checks.one_of("estep", estep, checks.ESTEPS)
-  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims)
+  where = masking.make(mask, is_causal, query_lengths, key_lengths, dims, segment_ids)
   query, key, shift, log_prior, variance = lax.stop_gradient((query, key, shift, log_prior, variance))
   log_prior = None if estep == "hard" else log_prior
 

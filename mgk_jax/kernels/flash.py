@@ -56,6 +56,8 @@ class Operands(NamedTuple):
   column: jax.Array | None  # [B, N, M or 1, S]: what is added for a key, −inf if it is masked
   mixing: jax.Array | None  # [B, N, M, S]: w, or its factors, where the components share a product
   mask: jax.Array | None  # int8 [B or 1, N or 1, S, T]
+  query_segment: jax.Array | None  # int32 [B, 1, 1, T]
+  key_segment: jax.Array | None  # int32 [B, 1, 1, S]
   query_length: jax.Array  # int32 [B, 1]
   key_length: jax.Array  # int32 [B, 1]
 
@@ -199,6 +201,8 @@ def _arrange(plan: Plan, scores: Scores, value_BNSV: jax.Array, limits: Limits, 
     column=column,
     mixing=mixing,
     mask=mask,
+    query_segment=None if limits.query_segments is None else limits.query_segments[:, :, None],
+    key_segment=None if limits.key_segments is None else limits.key_segments[:, :, None],
     query_length=lengths.query,
     key_length=lengths.key,
   )

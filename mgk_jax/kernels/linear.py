@@ -17,6 +17,7 @@ from mgk_jax.kernels import (
   linear_state,
   masking,
 )
+from mgk_jax.kernels.attention import Segments
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.feature_maps import FeatureMapLike
 from mgk_jax.kernels.masking import Masking
@@ -36,6 +37,7 @@ def mixture_linear_attention(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   implementation: Implementation | None = None,
 ) -> Float[Array, "B T N V"]:
   """Linear attention whose key features are mixtures of those of M keys per position (MLK).
@@ -56,6 +58,7 @@ def mixture_linear_attention(
     is_causal: query i sees keys j <= i.
     query_seq_lengths: [B]; rows at or past it are zero.
     key_value_seq_lengths: [B]; keys at or past it are not attended.
+    segment_ids: as in `mixture_attention`; "reference" only.
     implementation: "reference" (memory O(T·S)); "xla" (features and, if causal, O(chunk² + F·V) per head; no mask that
       varies with the query); "pallas", the same with kernels for TPUs and NVIDIA GPUs where it is causal (not for
       FAVOR+ or priors per position; interpreted on a CPU); None for the best one that can do it.
@@ -69,7 +72,7 @@ def mixture_linear_attention(
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
   log_prior = checks.log_prior(log_prior, dims)
-  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims)
+  where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)
   phi = feature_maps.resolve(feature_map, dims.H)
 
   query_BTNF, key_BSNF, log_weight_BSN = linear_features.query_and_key_features(phi, query, key, log_prior)
@@ -97,6 +100,7 @@ def linear_attention(
   is_causal: bool = False,
   query_seq_lengths: Lengths | None = None,
   key_value_seq_lengths: Lengths | None = None,
+  segment_ids: Segments | None = None,
   implementation: Implementation | None = None,
 ) -> Float[Array, "B T N V"]:
   """The baseline, one key per position: h_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ / φ(q_i)ᵀ Σ_j φ(k_j).
@@ -114,7 +118,7 @@ def linear_attention(
   return mixture_linear_attention(
     query, key[:, :, :, None], value,
     feature_map=feature_map, mask=mask, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
-    key_value_seq_lengths=key_value_seq_lengths, implementation=implementation,
+    key_value_seq_lengths=key_value_seq_lengths, segment_ids=segment_ids, implementation=implementation,
   )  # fmt: skip
 
 
@@ -150,6 +154,8 @@ def _linear_time(
   causal: Callable[..., jax.Array],
 ) -> jax.Array:
   """Two contractions with the state Σ_j Φ_j v_jᵀ between them; if it is causal, in chunks by the function `causal`."""
+  if where.query_segments is not None:
+    raise NotImplementedError("segments: linear attention in linear time sums over all keys")
   pair_part = where.pair_part()
   if pair_part is not None:
     raise NotImplementedError(

@@ -1,6 +1,7 @@
-"""Which query may attend to which key: a boolean mask, causality and sequence lengths in one value."""
+"""Which query may attend to which key: a boolean mask, causality, sequence lengths and segments in one value."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,12 +20,16 @@ class Masking:
     mask: boolean, [B|1, N|1, T|1, S|1], True = attend.
     query_lengths: int32 [B]; queries at or past it attend to nothing, so that their output is zero.
     key_lengths: int32 [B]; keys at or past it are attended by nobody.
+    query_segments: int32 [B, T]; a query sees the keys of its own segment only.
+    key_segments: int32 [B, S]; given if and only if the former are.
     is_causal: query i sees keys j <= i.
   """
 
   mask: jax.Array | None
   query_lengths: jax.Array | None
   key_lengths: jax.Array | None
+  query_segments: jax.Array | None
+  key_segments: jax.Array | None
   is_causal: bool = dataclasses.field(metadata={"static": True})
 
   def key_part(self, dims: Dims) -> jax.Array | None:
@@ -50,6 +55,8 @@ class Masking:
       parts.append(pair_part)
     if self.query_lengths is not None:
       parts.append((jnp.arange(dims.T) < self.query_lengths[:, None])[:, None, :, None])
+    if self.query_segments is not None and self.key_segments is not None:
+      parts.append((self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None])
     if self.is_causal:
       parts.append(jnp.tril(jnp.ones((dims.T, dims.S), bool))[None, None])
     return _conjunction(parts)
@@ -64,14 +71,26 @@ def _conjunction(parts: list[jax.Array]) -> jax.Array | None:
   return result
 
 
-def make(mask: Any, is_causal: bool, query_lengths: Any, key_lengths: Any, dims: Dims) -> Masking:
+def make(
+  mask: Any, is_causal: bool, query_lengths: Any, key_lengths: Any, dims: Dims, segment_ids: Any = None
+) -> Masking:
   """Checks the caller's arguments and gathers them in a `Masking`."""
   if not isinstance(is_causal, bool | np.bool_):
     raise TypeError(f"is_causal: expected a Python bool (it is static), got {type(is_causal).__name__}")
+  if segment_ids is None:
+    query_segments = key_segments = None
+  else:
+    ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    if len(ids) != 2:
+      raise ValueError(f"segment_ids: expected an array, or a pair for queries and keys, got {len(ids)} arrays")
+    query_segments = _check_integers("segment_ids", ids[0], {"B": dims.B, "T": dims.T})
+    key_segments = _check_integers("segment_ids", ids[1], {"B": dims.B, "S": dims.S})
   return Masking(
     mask=_check_mask(mask, dims),
-    query_lengths=_check_lengths("query_seq_lengths", query_lengths, dims),
-    key_lengths=_check_lengths("key_value_seq_lengths", key_lengths, dims),
+    query_lengths=_check_integers("query_seq_lengths", query_lengths, {"B": dims.B}),
+    key_lengths=_check_integers("key_value_seq_lengths", key_lengths, {"B": dims.B}),
+    query_segments=query_segments,
+    key_segments=key_segments,
     is_causal=bool(is_causal),
   )
 
@@ -90,15 +109,15 @@ def _check_mask(mask: Any, dims: Dims) -> jax.Array | None:
   return jnp.asarray(mask).reshape(padded)
 
 
-def _check_lengths(name: str, lengths: Any, dims: Dims) -> jax.Array | None:
-  if lengths is None:
+def _check_integers(name: str, given: Any, sizes: Mapping[str, int]) -> jax.Array | None:
+  if given is None:
     return None
   try:
-    lengths = jnp.asarray(lengths)
+    array = jnp.asarray(given)
   except (TypeError, ValueError) as error:
-    raise TypeError(f"{name}: expected an array of integers, got {type(lengths).__name__}") from error
-  if not jnp.issubdtype(lengths.dtype, jnp.integer):
-    raise TypeError(f"{name}: expected integers, got {lengths.dtype}")
-  if lengths.shape != (dims.B,):
-    raise ValueError(f"{name}: expected shape [B] = [{dims.B}], got {list(lengths.shape)}")
-  return lengths.astype(jnp.int32)
+    raise TypeError(f"{name}: expected an array of integers, got {type(given).__name__}") from error
+  if not jnp.issubdtype(array.dtype, jnp.integer):
+    raise TypeError(f"{name}: expected integers, got {array.dtype}")
+  if array.shape != tuple(sizes.values()):
+    raise ValueError(f"{name}: expected shape [{', '.join(sizes)}] = {list(sizes.values())}, got {list(array.shape)}")
+  return array.astype(jnp.int32)

@@ -147,6 +147,8 @@ def _arrays(plan: Plan, operands: Operands) -> dict[str, jax.Array]:
     "column": jnp.where(jnp.arange(plan.S) < operands.key_length[:, :, None, None], column, -jnp.inf),
     "mixing": None if operands.mixing is None else operands.mixing * base,
     "mask": None if operands.mask is None else jnp.swapaxes(operands.mask, 2, 3),
+    "query_segment": None if operands.query_segment is None else operands.query_segment[:, :, 0],
+    "key_segment": None if operands.key_segment is None else operands.key_segment[:, :, 0],
     "query_length": operands.query_length,
     "key_length": operands.key_length,
   }

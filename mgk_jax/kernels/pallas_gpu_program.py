@@ -34,6 +34,8 @@ AXES = {
   "column": "bnms",
   "mixing": "bnms",
   "mask": "bnts",
+  "query_segment": "bnt",
+  "key_segment": "bns",
   "query_length": "bn",
   "key_length": "bn",
   "by_out": "pbtnv",
@@ -206,6 +208,10 @@ class Program:
       mixing = kind(queries.row, keys.mixing)
     row = queries.row if self.plan.has_row and mixing is None else None
     allowed = keys.position <= queries.position if is_diagonal else None
+    if "query_segment" in self.refs:
+      of_queries, of_keys = self.load("query_segment", t=i), self.load("key_segment", s=j)
+      same = of_keys[:, None] == of_queries[None] if self.holds_keys else of_queries[:, None] == of_keys[None]
+      allowed = same if allowed is None else allowed & same
     if "mask" in self.refs:
       mask = self.load("mask", t=i, s=j) != 0
       mask = mask.T if self.holds_keys else mask

@@ -27,6 +27,7 @@ from mgk_jax.kernels import tiles
 from mgk_jax.kernels.flash import Gradients, Operands, Plan
 
 LANES = 128
+OF_QUERIES = ("query", "row", "mask", "query_segment")  # operands whose last axis they are
 BLOCK = 512
 VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a v5e or v6e core; a v5p has 95.7 MB
 LARGEST_GRADIENT = 24 * 2**20  # bytes of dq of one head, of which there are two in VMEM
@@ -141,7 +142,7 @@ class Grid:
   def arrays(self, operands: Operands) -> list[jax.Array]:
     """The operands, padded to whole blocks."""
     padded = {
-      name: _pad(getattr(operands, name), self.size.query if name in ("query", "row", "mask") else self.size.key)
+      name: _pad(getattr(operands, name), self.size.query if name in OF_QUERIES else self.size.key)
       for name in self.names
       if name != "scale"
     }
@@ -161,23 +162,29 @@ class Grid:
       "column": None if operands.column is None else self.columns(operands.column.shape[2]),
       "mixing": self.columns(plan.M),
       "mask": None if operands.mask is None else self._mask(operands.mask.shape),
+      "query_segment": self.rows(1, heads=False),
+      "key_segment": self.columns(1, heads=False),
     }
     return [specs[name] for name in self.names]  # type: ignore[misc]
 
-  def rows(self, height: int, *, whole: bool | None = None) -> pl.BlockSpec:
-    """Blocks [height, queries], or with `whole` all queries of a head; as an input those that are needed."""
+  def rows(self, height: int, *, whole: bool | None = None, heads: bool = True) -> pl.BlockSpec:
+    """Blocks [height, queries], or with `whole` all queries of a head; as an input those that are needed.
+
+    Without `heads` all heads share them.
+    """
 
     def index(*point: Any) -> tuple[Any, ...]:
       place = 0 if whole else point[self.query_axis] if whole is False else self._fetched_query(point)
-      return point[0], point[1], 0, place
+      return point[0], point[1] if heads else 0, 0, place
 
     return pl.BlockSpec((None, None, height, self.size.padded_T if whole else self.size.query), index)
 
-  def columns(self, *shape: int, fetch: bool = True) -> pl.BlockSpec:
+  def columns(self, *shape: int, fetch: bool = True, heads: bool = True) -> pl.BlockSpec:
     """Blocks [*shape, keys]; as an input (`fetch`) those that are needed."""
 
     def index(*point: Any) -> tuple[Any, ...]:
-      return point[0], point[1], *(0 for _ in shape), self._fetched_key(point) if fetch else point[self.key_axis]
+      place = self._fetched_key(point) if fetch else point[self.key_axis]
+      return point[0], point[1] if heads else 0, *(0 for _ in shape), place
 
     return pl.BlockSpec((None, None, *shape, self.size.key), index)
 
@@ -227,6 +234,9 @@ class Grid:
       kind = tiles.Factors if plan.mixing == "factors" else tiles.Maxima
       mixing, row = kind(row, _as_columns(operands.mixing)), None
     allowed = None if operands.mask is None else operands.mask[...] != 0
+    if operands.query_segment is not None:
+      same = _as_columns(operands.key_segment)[0] == operands.query_segment[...]
+      allowed = same if allowed is None else allowed & same
     if plan.is_causal:
       query_index = i * self.size.query + lax.broadcasted_iota(jnp.int32, (1, self.size.query), 1)
       below = key_index <= query_index

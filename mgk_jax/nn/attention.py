@@ -182,6 +182,7 @@ class MixtureAttention(nnx.Module):
     mask: Shaped[Array, "..."] | None = None,
     query_seq_lengths: Int[Array, "*batch"] | None = None,
     key_value_seq_lengths: Int[Array, "*batch"] | None = None,
+    segment_ids: Int[Array, "*batch T"] | tuple[Int[Array, "*batch T"], Int[Array, "*batch S"]] | None = None,
     deterministic: bool | None = None,
     rngs: nnx.Rngs | nnx.RngStream | None = None,
     sow_weights: bool = False,
@@ -202,6 +203,8 @@ class MixtureAttention(nnx.Module):
       mask: broadcastable to [batch..., heads, T, S]; what is not zero attends.
       query_seq_lengths: [batch...]; rows at or past it attend to nothing.
       key_value_seq_lengths: [batch...]; keys at or past it are not attended. Padding known by length costs nothing.
+      segment_ids: [batch..., length], or a pair of these for queries and keys; a query sees the keys of its own segment
+        only, as where several short sequences are packed into one.
       deterministic: False in training. Required with dropout or an EM prior, here, as the attribute or by train().
       rngs: for dropout. None: the module's own stream.
       sow_weights: sow the weights [batch..., heads, T, S] as nnx.Intermediate "attention_weights" (see `nnx.capture`).
@@ -231,6 +234,7 @@ class MixtureAttention(nnx.Module):
       is_causal and not decode,
       folding.fold_lengths("query_seq_lengths", query_seq_lengths, batch),
       folding.fold_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
+      folding.fold_segments(segment_ids, batch),
     )
     choice = dataclasses.replace(self.mixing, feature_map=features.current(self.mixing.feature_map, self.projection))
     recurrent = None

@@ -70,6 +70,8 @@ def check_step(
     raise ValueError(f"decode: expected the batch axes of the cache, whose shape is {cached}, got {batch}")
   if masks.query_seq_lengths is not None or masks.key_value_seq_lengths is not None:
     raise ValueError("decode: expected no sequence lengths (the cache knows how far it is filled; use mask), got some")
+  if masks.segment_ids is not None:
+    raise ValueError("decode: expected no segment_ids (a cache holds one sequence; use mask), got some")
   if choice.kernel == "linear" and (masks.mask is not None or sow_weights):
     got = "sow_weights=True" if masks.mask is None else "a mask"
     raise ValueError(f"decode: expected neither mask nor sow_weights, as a state keeps no tokens apart, got {got}")

@@ -49,6 +49,18 @@ def fold_lengths(name: str, lengths: Any, batch_shape: BatchShape) -> jax.Array 
   return lengths.reshape(math.prod(batch_shape))
 
 
+def fold_segments(segment_ids: Any, batch_shape: BatchShape) -> tuple[jax.Array, jax.Array] | None:
+  """Segments of shape [batch..., length], for all or for queries and keys, as a pair of [B, length]."""
+  if segment_ids is None:
+    return None
+  pair = [jnp.asarray(x) for x in (segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids))]
+  if len(pair) != 2 or any(x.shape[:-1] != batch_shape for x in pair):
+    expected = f"[*{list(batch_shape)}, length], for queries and keys or one for both"
+    raise ValueError(f"segment_ids: expected {expected}, got {[list(x.shape) for x in pair]}")
+  first, second = (x.reshape(math.prod(batch_shape), -1) for x in pair)
+  return first, second
+
+
 def inputs(
   inputs_q: jax.Array, inputs_k: jax.Array | None, inputs_v: jax.Array | None, features: int, kv_features: int
 ) -> tuple[jax.Array, jax.Array]:

@@ -54,6 +54,7 @@ class Masks(NamedTuple):
   is_causal: bool
   query_seq_lengths: jax.Array | None
   key_value_seq_lengths: jax.Array | None
+  segment_ids: tuple[jax.Array, jax.Array] | None
 
 
 def attend(

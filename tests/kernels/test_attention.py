@@ -133,3 +133,19 @@ def test_empty_batch(kind, implementation):
   output, gradients = problem.run(point, implementation)
   assert output.shape == (0, 6, 2, 5)
   assert gradients["key"].shape == point.inputs["key"].shape
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    Case(kind="mgk", T=33, S=47, prior="head", mask="BS", lengths="key"),
+    Case(kind="mgk", T=33, S=47, M=3, estep="hard", variance="component", is_causal=True),
+    Case(kind="smgk", T=33, S=47, prior="position"),
+    Case(kind="softmax", M=1, T=33, S=47, mask="BS"),
+  ],
+  ids=str,
+)
+def test_column_terms_beside_the_product(case):
+  """As on platforms whose products may round; on a CPU they are a part of it. (No other test has these lengths.)"""
+  with mgk_jax.compiling_for("tpu"):
+    problem.check(problem.make(case), "xla")
