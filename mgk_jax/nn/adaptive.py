@@ -1,0 +1,132 @@
+"""Adaptive input embedding and adaptive softmax for large vocabularies, with one table for both.
+
+Words are numbered by frequency and cut into clusters. The head of the softmax has a logit for each word of the first
+cluster and one for each further cluster as a whole, whose words share its probability by a softmax of their own:
+
+    p(w) = p(w | head)                          w in the first cluster
+    p(w) = p(cluster | head) · p(w | cluster)   w in another
+
+So a word costs the logits of its own cluster and of the head, not those of the vocabulary. With `div_val` > 1,
+cluster i has vectors of features / div_val^i dimensions and a projection.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Dtype
+from jaxtyping import Array, Float, Int
+
+from mgk_jax.kernels.cross_entropy import linear_cross_entropy
+
+WEIGHT_STD, PROJECTION_STD = 0.02, 0.01
+
+
+class AdaptiveVocabulary(nnx.Module):
+  """A vocabulary as embeddings of words and, with the same vectors, as a softmax over words.
+
+  Parameters: `tables`, [cluster size, features of the cluster] each; `projections`, [features of the cluster, features]
+  each, where these differ; `bias` [vocab_size]; `cluster_weight` [clusters − 1, features] and `cluster_bias`.
+
+  Args:
+    vocab_size: number of words, which are numbered by frequency.
+    features: D, of the model.
+    cutoffs: the first word of each cluster but the first; none for a plain softmax.
+    div_val: by what the dimensions of each cluster's vectors are divided against those of the one before.
+    dtype: in which embeddings are returned; None for that of the parameters.
+    param_dtype: of the parameters.
+    rngs: for the parameters.
+
+  Raises:
+    ValueError: cutoffs that are not ascending within the vocabulary, or more divisions than there are features.
+  """
+
+  def __init__(
+    self,
+    vocab_size: int,
+    features: int,
+    cutoffs: Sequence[int] = (),
+    *,
+    div_val: int = 1,
+    dtype: Dtype | None = None,
+    param_dtype: Dtype = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    edges = [0, *cutoffs, vocab_size]
+    if any(a >= b for a, b in itertools.pairwise(edges)):
+      raise ValueError(f"cutoffs: expected ascending numbers in (0, vocab_size = {vocab_size}), got {list(cutoffs)}")
+    widths = [features // div_val**i for i in range(len(edges) - 1)]
+    if div_val < 1 or not all(widths):
+      raise ValueError(f"div_val: expected at least one dimension in each cluster, got div_val = {div_val}: {widths}")
+    self.vocab_size, self.features, self.edges, self.dtype = vocab_size, features, tuple(edges), dtype
+
+    def normal(std: float, *shape: int) -> nnx.Param:
+      return nnx.Param(nnx.initializers.normal(std)(rngs.params(), shape, param_dtype))
+
+    sizes = [b - a for a, b in itertools.pairwise(edges)]
+    self.tables = nnx.List([normal(WEIGHT_STD, size, width) for size, width in zip(sizes, widths, strict=True)])
+    projected = div_val > 1
+    self.projections = nnx.List([normal(PROJECTION_STD, width, features) for width in widths if projected])
+    self.bias = nnx.Param(jnp.zeros(vocab_size, param_dtype))
+    self.cluster_weight = normal(WEIGHT_STD, len(cutoffs), features)
+    self.cluster_bias = nnx.Param(jnp.zeros(len(cutoffs), param_dtype))
+
+  @property
+  def num_clusters(self) -> int:
+    """The first one included."""
+    return len(self.edges) - 1
+
+  def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+    """The words' vectors times √D."""
+    total: Any = 0
+    for i, table in enumerate(self.tables):
+      first, last = self.edges[i], self.edges[i + 1]
+      inside = (tokens >= first) & (tokens < last)
+      vectors = jnp.take(table[...], jnp.clip(tokens - first, 0, last - first - 1), axis=0)
+      vectors = vectors @ self.projections[i][...] if self.projections else vectors
+      total = total + jnp.where(inside[..., None], vectors, 0)
+    return (total * self.features**0.5).astype(self.dtype or total.dtype)
+
+  def nll(self, hidden: Float[Array, "*batch D"], targets: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """−log p(target), in float32. Logits exist for some rows at a time; those of a cluster for its own words only."""
+    rows, words = hidden.reshape(-1, self.features), targets.reshape(-1)
+    cluster = jnp.searchsorted(jnp.asarray(self.edges[1:-1], words.dtype), words, side="right")
+    in_head = jnp.where(cluster == 0, words, self.edges[1] + cluster - 1)
+    losses = linear_cross_entropy(self._vectors(rows, 0), *self._head(), in_head)
+    for i in range(1, self.num_clusters):
+      # The cluster's words first: the rest of the rows is not computed.
+      order = jnp.argsort(cluster != i, stable=True)
+      inside = jnp.clip(words[order] - self.edges[i], 0, len(self.tables[i]) - 1)
+      vectors = self._vectors(rows[order], i)
+      part = linear_cross_entropy(vectors, self.tables[i][...], self._bias(i), inside, jnp.sum(cluster == i))
+      losses = losses.at[order].add(part)
+    return losses.reshape(targets.shape)
+
+  def log_probs(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
+    """log p of all words, for a few rows, as in generation: memory O(rows · vocab_size)."""
+    weight, bias = self._head()
+    head = jax.nn.log_softmax(_linear(self._vectors(hidden, 0), weight, bias))
+    parts = [head[..., : self.edges[1]]]
+    for i in range(1, self.num_clusters):
+      inside = jax.nn.log_softmax(_linear(self._vectors(hidden, i), self.tables[i][...], self._bias(i)))
+      parts.append(head[..., self.edges[1] + i - 1, None] + inside)
+    return jnp.concatenate(parts, axis=-1)
+
+  def _vectors(self, hidden: jax.Array, i: int) -> jax.Array:
+    """Outputs of the model in the dimensions of cluster i."""
+    return hidden @ self.projections[i][...].T if self.projections else hidden
+
+  def _bias(self, i: int) -> jax.Array:
+    return self.bias[...][self.edges[i] : self.edges[i + 1]]
+
+  def _head(self) -> tuple[jax.Array, jax.Array]:
+    """Weights and biases of the first cluster's words and of the other clusters."""
+    weight = jnp.concatenate([self.tables[0][...], self.cluster_weight[...]])
+    return weight, jnp.concatenate([self._bias(0), self.cluster_bias[...]])
+
+
+def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+  return jnp.einsum("...d,cd->...c", x, weight, preferred_element_type=jnp.float32) + bias
