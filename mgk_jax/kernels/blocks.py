@@ -135,7 +135,7 @@ class Head:
     if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
       key = jnp.concatenate([key, column[..., None]], axis=-1)
-      self.query_HT = jnp.concatenate([self.query_HT, jnp.ones_like(self.query_HT[:1])])
+      self.query_HT = jnp.concatenate([self.query_HT, jnp.ones((1, len(self.query)), self.query.dtype)])
       column = None
     self.key = self.cut(key)
     self.column = None if column is None else list(column)
