@@ -22,7 +22,7 @@ def test_ratios_and_units():
 
   header, _, *body = rows(timing.table([measured("a", 0.2), measured("b", 0.05, None)], ["a", "b", "not measured"]))
   assert header == ["contender", "ms", "× a", "× b", "temporary MiB", "GFLOP"]
-  assert body == [["a", "200.0", "1.00", "4.00", "3.0", "2.50"], ["b", "50.0", "0.25", "1.00", "3.0", ""]]
+  assert body == [["a", "200.0", "1.00", "4.00", "3.0", "2.50"], ["b", "50.0", "0.25", "1.00", "3.0"]]
 
 
 def test_every_round_runs_every_contender_once():

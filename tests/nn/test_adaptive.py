@@ -24,17 +24,17 @@ def hidden_and_targets(*shape, only=None):
   return jax.random.normal(jax.random.key(0), (*shape, 8)), targets
 
 
-@pytest.mark.parametrize("cutoffs", [(), (10,), (10, 14, 40)])
-@pytest.mark.parametrize("div_val", [1, 2])
+@pytest.mark.parametrize(("cutoffs", "div_val"), [((), 1), ((10,), 1), ((10, 14, 40), 2)])
 def test_a_probability_over_all_words(cutoffs, div_val):
   log_probs = make(cutoffs, div_val).log_probs(hidden_and_targets(5)[0])
   assert log_probs.shape == (5, VOCABULARY)
   np.testing.assert_allclose(jnp.sum(jnp.exp(log_probs), axis=-1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("cutoffs", [(), (10, 14, 40)])
-@pytest.mark.parametrize("div_val", [1, 2])
-@pytest.mark.parametrize("only", [None, 3, 45])  # all sorts of words; only frequent ones; only rare ones
+@pytest.mark.parametrize(
+  ("cutoffs", "div_val", "only"),  # all sorts of words, or only one
+  [((10, 14, 40), 2, None), ((10, 14, 40), 1, 45), ((10,), 1, 3), ((), 1, None)],
+)
 def test_the_loss_is_that_of_the_dense_form(cutoffs, div_val, only):
   graph, state = nnx.split(make(cutoffs, div_val))
   hidden, targets = hidden_and_targets(4, 30, only=only)

@@ -10,6 +10,14 @@ import pytest
 from mgk_jax.training import make_mesh, signals
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+  """Ctrl-C as it usually acts: who starts a program in the background has it ignored."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 def send(number):
   os.kill(os.getpid(), number)
 
