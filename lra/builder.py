@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,15 +12,11 @@ import tensorflow_datasets as tfds
 
 from lra.shuffle import Shuffled
 from lra.statistics import Statistics
-from lra.task import DataError, Example, RawData, RawSplit, Task
+from lra.task import Example, RawData, RawSplit, Task
+from mgk_jax.data import DataError, places
 from mgk_jax.training.progress import Progress
 
 _SHARD_BYTES = 1 << 28
-
-
-def default_prepared_dir() -> Path:
-  """Where prepared data live unless the user says otherwise: $MGK_DATA_DIR, or else ~/.cache/mgk_jax."""
-  return Path(os.environ.get("MGK_DATA_DIR") or "~/.cache/mgk_jax").expanduser()
 
 
 class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -43,7 +38,7 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
     """Builds or reads the prepared data below `data_dir`; with `partial`, raw data need not be complete."""
     self.partial = partial
     self._raw: RawData | None = None
-    data_dir = default_prepared_dir() if data_dir is None else Path(data_dir).expanduser()
+    data_dir = places.default_prepared_dir() if data_dir is None else Path(data_dir).expanduser()
     super().__init__(data_dir=str(data_dir), config=config, file_format="array_record", **arguments)
 
   def find(self, data_dir: Path | None) -> RawData:

@@ -16,8 +16,9 @@ import jax
 import ml_collections
 
 from lra import prepare, tasks, train
-from lra.task import SPLITS, DataError
+from lra.task import SPLITS
 from mgk_jax import training
+from mgk_jax.data import DataError
 from mgk_jax.training import records
 from mgk_jax.training.checkpoints import Checkpoints
 

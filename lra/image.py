@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from lra import archives, download, release
+from lra import sources
 from lra.builder import TaskBuilder
-from lra.findings import Findings
-from lra.task import DataError, Example, Protocol, RawData, RawSplit, Task
+from lra.task import Example, Protocol, RawData, RawSplit, Task
+from mgk_jax.data import DataError, archives, places
+from mgk_jax.data.findings import Findings
 
 TASK = Task(
   name="image",
@@ -38,7 +39,7 @@ class LraImage(TaskBuilder):
   def find(self, data_dir: Path | None) -> RawData:
     """The pictures of CIFAR-10, binary or Python version, in a directory or in the official archive."""
     place, contents = _locate(data_dir)
-    findings = Findings(TASK.name, partial=self.partial)
+    findings = Findings(TASK.name, sources.advice(TASK.name), partial=self.partial)
     splits = {}
     for split, files in FILES.items():
       numbers = {file: _check(place, file, contents, findings) for file in files}
@@ -54,20 +55,20 @@ def _locate(data_dir: Path | None) -> tuple[Path, Contents]:
   folders = ("cifar-10-batches-bin", "cifar-10-batches-py")
   expected = "cifar-10-batches-bin/{data_batch_1…5,test_batch}.bin or cifar-10-batches-py/{data_batch_1…5,test_batch}"
   if data_dir is None:
-    raise DataError(f"image: expected --data_dir with {expected}, got none\n{download.advice(TASK.name)}")
+    raise DataError(f"image: expected --data_dir with {expected}, got none\n{sources.advice(TASK.name)}")
   if data_dir.is_file():
     return data_dir, _in_archive(data_dir)
   if not data_dir.exists():
-    raise DataError(f"image: {data_dir} does not exist\n{download.advice(TASK.name)}")
+    raise DataError(f"image: {data_dir} does not exist\n{sources.advice(TASK.name)}")
   for place in (data_dir, *(data_dir / folder for folder in folders)):
     names = [path.name for path in place.iterdir() if _is_wanted(path)] if place.is_dir() else []
     if names:
       return place, {name: (place / name).read_bytes for name in names}
-  for name in (download.ARCHIVES[TASK.name].name, "cifar-10-python.tar.gz"):
+  for name in (sources.ARCHIVES[TASK.name].name, "cifar-10-python.tar.gz"):
     if (data_dir / name).is_file():
       return _locate(data_dir / name)
   raise DataError(
-    f"image: expected {expected} in {data_dir}, found {release.contents(data_dir)}\n{download.advice(TASK.name)}"
+    f"image: expected {expected} in {data_dir}, found {places.contents(data_dir)}\n{sources.advice(TASK.name)}"
   )
 
 

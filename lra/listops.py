@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from lra import expressions, release
+from lra import expressions, release, sources
 from lra.builder import TaskBuilder
 from lra.expressions import (
   VOCABULARY as VOCABULARY,
@@ -21,8 +21,9 @@ from lra.expressions import (
   evaluate as evaluate,
   generate as generate,
 )
-from lra.findings import Findings
-from lra.task import DataError, Example, RawData, RawSplit, Task
+from lra.task import Example, RawData, RawSplit, Task
+from mgk_jax.data import DataError
+from mgk_jax.data.findings import Findings
 
 TASK = Task(name="listops", length=2000, vocab_size=len(VOCABULARY), num_classes=10, byte_offset=0)
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -123,7 +124,7 @@ def from_files(data_dir: Path | None, *, partial: bool) -> RawData:
     wanted=lambda path: path.name in FILES.values(),
     looking_for=", ".join(FILES.values()),
   )
-  findings = Findings(TASK.name, partial=partial)
+  findings = Findings(TASK.name, sources.advice(TASK.name), partial=partial)
   splits = {}
   for name, file in FILES.items():
     path = folder / file

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import PIL.Image
 
-from lra import release
+from lra import release, sources
 from lra.builder import TaskBuilder
-from lra.findings import Findings
-from lra.task import DataError, Example, Protocol, RawData, RawSplit, Task
+from lra.task import Example, Protocol, RawData, RawSplit, Task
+from mgk_jax.data import DataError
+from mgk_jax.data.findings import Findings
 
 SPLIT = "images"  # the files know no splits, and TFDS keeps the name "all" to itself
 TASK = Task(
@@ -57,7 +58,7 @@ class LraPathfinder32(TaskBuilder):
       wanted=lambda path: f"pathfinder32/{FOLDER}/" in str(path),
       looking_for=f"pathfinder32/{FOLDER}/metadata and …/imgs",
     )
-    findings = Findings(TASK.name, partial=self.partial)
+    findings = Findings(TASK.name, sources.advice(TASK.name), partial=self.partial)
     images = _listed(folder, findings)
     findings.count(f"{folder}/metadata", expected=IMAGES, found=len(images), unit="images listed")
     sizes = _sizes(folder)

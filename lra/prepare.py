@@ -1,21 +1,20 @@
 """Prepares the data of a task: `python -m lra.prepare text --data_dir=aclImdb`. See `--help` for more."""
 
 import argparse
-import contextlib
 import dataclasses
-import fcntl
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lra import builder as builders, download, tasks
+from lra import builder as builders, sources, tasks
 from lra.builder import TaskBuilder
 from lra.listops import SOURCES, ListopsConfig
 from lra.statistics import Statistics, table
-from lra.task import DataError, RawData
+from lra.task import RawData
+from mgk_jax.data import DataError, download, places
 
 _GENERATOR = tuple(field.name for field in dataclasses.fields(ListopsConfig) if field.type is int)
 _EXAMPLES = """examples:
@@ -44,7 +43,7 @@ def prepare(builder: TaskBuilder, data_dir: str | Path | None = None, *, overwri
   """
   if builder.is_prepared() and not overwrite:
     return builder.reopened()
-  with _alone(builder):
+  with places.alone(Path(builder.data_path), Path(builder.data_dir_root), builder.task.name):
     builder = builder.reopened()
     if builder.is_prepared() and not overwrite:
       return builder  # by the process that this one waited for
@@ -72,7 +71,7 @@ def require(builder: TaskBuilder, data_dir: str | Path | None = None) -> TaskBui
     if builder.needs_raw_data and data_dir is None:
       raise DataError(
         f"{builder.task.name}: expected prepared data in {builder.data_path}, found none. Prepare them first:\n"
-        f"  {command(builder)} --data_dir=FOLDER_OR_ARCHIVE\n{download.advice(builder.task.name)}"
+        f"  {command(builder)} --data_dir=FOLDER_OR_ARCHIVE\n{sources.advice(builder.task.name)}"
       )
     return prepare(builder, data_dir)
   builder = builder.reopened()
@@ -107,28 +106,9 @@ def command(builder: TaskBuilder) -> str:
   if isinstance(config, ListopsConfig) and config.source == "generated":
     default = ListopsConfig()
     words += [f"--{n}={getattr(config, n)}" for n in _GENERATOR if getattr(config, n) != getattr(default, n)]
-  if Path(builder.data_dir_root) != builders.default_prepared_dir():
+  if Path(builder.data_dir_root) != places.default_prepared_dir():
     words.append(f"--prepared_dir={builder.data_dir_root}")
   return " ".join(words)
-
-
-@contextlib.contextmanager
-def _alone(builder: TaskBuilder) -> Iterator[None]:
-  """Waits until no other process prepares the same data; a process that was killed does not count."""
-  root = Path(builder.data_dir_root)
-  lock = root / f".{'-'.join(Path(builder.data_path).relative_to(root).parts)}.lock"
-  try:
-    root.mkdir(parents=True, exist_ok=True)
-    file = lock.open("a")
-  except OSError as error:
-    raise DataError(f"{root}: cannot be written: {error.strerror or error}; see --prepared_dir") from error
-  with file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      print(f"{builder.task.name}: another process is preparing it; waiting for that one", file=sys.stderr, flush=True)
-      fcntl.flock(file, fcntl.LOCK_EX)
-    yield
 
 
 def summary(builder: TaskBuilder) -> str:
@@ -183,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data_dir = args.data_dir
     if args.download:
       folder = Path(args.download_dir or Path(builder.data_dir_root) / "downloads").expanduser()
-      data_dir = download.fetch(download.ARCHIVES[args.task], folder)
+      data_dir = download.fetch(sources.ARCHIVES[args.task], folder)
       print(f"downloaded: {data_dir}", flush=True)
     if args.check_only:
       print(check(builder, data_dir))

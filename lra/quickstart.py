@@ -13,8 +13,8 @@ from pathlib import Path
 
 from configs.lra import quickstart
 from lra import report, sweep
-from lra.task import DataError
 from mgk_jax import training
+from mgk_jax.data import DataError
 
 MODELS = {"smgk_heads1": "smgk,heads=1", "softmax_heads2": "softmax,heads=2"}
 

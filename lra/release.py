@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from lra import archives, download
-from lra.task import DataError
+from lra import sources
+from mgk_jax.data import DataError, archives, places
 
-ARCHIVE = download.ARCHIVES["retrieval"].name
+ARCHIVE = sources.ARCHIVES["retrieval"].name
 _INSIDE = (".", "lra_release", "lra_release/lra_release")  # the archive has a folder of its own name within itself
 
 
@@ -34,9 +34,9 @@ def locate(
     DataError: there is no such folder, or the archive cannot be unpacked.
   """
   if data_dir is None:
-    raise DataError(f"{task}: expected --data_dir with {looking_for}, got none\n{download.advice(task)}")
+    raise DataError(f"{task}: expected --data_dir with {looking_for}, got none\n{sources.advice(task)}")
   if not data_dir.exists():
-    raise DataError(f"{task}: {data_dir} does not exist\n{download.advice(task)}")
+    raise DataError(f"{task}: {data_dir} does not exist\n{sources.advice(task)}")
   if data_dir.is_file():
     root = data_dir.with_name(f"{data_dir.name.split('.')[0]}-{task}")
     if not root.exists():
@@ -48,11 +48,4 @@ def locate(
       return place
   if root == data_dir and (data_dir / ARCHIVE).is_file():
     return locate(data_dir / ARCHIVE, task, folders=folders, holds=holds, wanted=wanted, looking_for=looking_for)
-  raise DataError(f"{task}: expected {looking_for} in {root}, found {contents(root)}\n{download.advice(task)}")
-
-
-def contents(folder: Path) -> str:
-  """The first names in a folder, to tell a user what is there instead of what should be."""
-  names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-  more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
-  return ", ".join(names[:8]) + more if names else "nothing"
+  raise DataError(f"{task}: expected {looking_for} in {root}, found {places.contents(root)}\n{sources.advice(task)}")

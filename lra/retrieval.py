@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lra import release
+from lra import release, sources
 from lra.builder import TaskBuilder
-from lra.findings import Findings
-from lra.task import DataError, Example, RawData, RawSplit, Task
+from lra.task import Example, RawData, RawSplit, Task
+from mgk_jax.data import DataError
+from mgk_jax.data.findings import Findings
 from mgk_jax.training.progress import Progress
 
 TASK = Task(name="retrieval", length=4000, vocab_size=257, num_classes=2, byte_offset=1, num_sequences=2)
@@ -40,7 +41,7 @@ class LraRetrieval(TaskBuilder):
       wanted=lambda path: path.name in FILES.values(),
       looking_for=", ".join(FILES.values()),
     )
-    findings = Findings(TASK.name, partial=self.partial)
+    findings = Findings(TASK.name, sources.advice(TASK.name), partial=self.partial)
     splits, notes = {}, []
     for name, file in FILES.items():
       path = folder / file

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from lra.task import DataError
+from mgk_jax.data import DataError
 
 _NUM_FILES = 64
 _HEAD = struct.Struct("<16sQ")  # the hash and the size of a record that waits in a file

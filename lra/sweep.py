@@ -17,8 +17,8 @@ import jax
 import ml_collections
 
 from lra import report, train
-from lra.task import DataError
 from mgk_jax import training
+from mgk_jax.data import DataError
 from mgk_jax.nn import names
 
 

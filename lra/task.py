@@ -9,10 +9,6 @@ from mgk_jax.kernels import checks
 SPLITS = ("train", "valid", "test")
 
 
-class DataError(Exception):
-  """Raw or prepared data that are missing, incomplete or unreadable; the message says what to do."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Protocol:
   """Which prepared examples serve for training, validation and test, as TFDS splits, and what to know of it."""

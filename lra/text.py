@@ -7,10 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from lra import archives, download, release
+from lra import sources
 from lra.builder import TaskBuilder
-from lra.findings import Findings
-from lra.task import DataError, Example, Protocol, RawData, RawSplit, Task
+from lra.task import Example, Protocol, RawData, RawSplit, Task
+from mgk_jax.data import DataError, archives, places
+from mgk_jax.data.findings import Findings
 
 TASK = Task(
   name="text",
@@ -50,7 +51,7 @@ class LraText(TaskBuilder):
     """The reviews in `aclImdb/{train,test}/{neg,pos}/*.txt`, in a directory or in the official archive."""
     place = _locate(data_dir)
     reviews = _in_archive(place) if place.is_file() else _in_folder(place)
-    findings = Findings(TASK.name, partial=self.partial)
+    findings = Findings(TASK.name, sources.advice(TASK.name), partial=self.partial)
     for folder, found in reviews.items():
       findings.count(folder, expected=REVIEWS, found=len(found), unit="files")
       for key, content in found:
@@ -68,19 +69,19 @@ def _locate(data_dir: Path | None) -> Path:
   """The folder `aclImdb` or the archive."""
   expected = "aclImdb/{train,test}/{neg,pos}/*.txt"
   if data_dir is None:
-    raise DataError(f"text: expected --data_dir with {expected}, got none\n{download.advice(TASK.name)}")
+    raise DataError(f"text: expected --data_dir with {expected}, got none\n{sources.advice(TASK.name)}")
   if data_dir.is_file():
     return data_dir
   if not data_dir.exists():
-    raise DataError(f"text: {data_dir} does not exist\n{download.advice(TASK.name)}")
+    raise DataError(f"text: {data_dir} does not exist\n{sources.advice(TASK.name)}")
   for place in (data_dir, data_dir / "aclImdb"):
     if any((place / split).is_dir() for split in SPLITS):
       return place
-  archive = data_dir / download.ARCHIVES[TASK.name].name
+  archive = data_dir / sources.ARCHIVES[TASK.name].name
   if archive.is_file():
     return archive
   raise DataError(
-    f"text: expected {expected} in {data_dir}, found {release.contents(data_dir)}\n{download.advice(TASK.name)}"
+    f"text: expected {expected} in {data_dir}, found {places.contents(data_dir)}\n{sources.advice(TASK.name)}"
   )
 
 

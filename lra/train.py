@@ -22,9 +22,10 @@ import lra.model
 from configs.lra import schema
 from lra import ahead, input_pipeline, prepare, tasks
 from lra.builder import TaskBuilder
-from lra.task import DataError
 from mgk_jax import training
 from mgk_jax.analysis import flops
+from mgk_jax.data import DataError
+from mgk_jax.data.rows import Rows
 from mgk_jax.training import mesh as meshes, processes
 from mgk_jax.training.targets import EXAMPLES
 
@@ -99,7 +100,7 @@ def make_trainer(
   mesh = training.make_mesh(**config.mesh)
   check_batch_size(config, mesh)
   optimizer, learning_rate = training.make_optimizer(num_steps=config.num_steps, **config.optimizer)
-  rows = input_pipeline.Rows(config.batch_size, *meshes.batch_part(mesh))
+  rows = Rows(config.batch_size, *meshes.batch_part(mesh))
   length = config.data.pad_to or config.data.length
   source = functools.partial(input_pipeline.source, builder, config.data.protocol)
   return training.Trainer(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lra import image, prepare
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data
 
 

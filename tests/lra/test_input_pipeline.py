@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lra import input_pipeline, listops, prepare
-from lra.input_pipeline import EvalBatches, Rows, collate, train_batches
+from lra.input_pipeline import EvalBatches, collate, train_batches
 from lra.task import Task
+from mgk_jax.data.rows import Rows
 
 BYTES = Task(name="bytes", length=9, vocab_size=257, num_classes=3, byte_offset=1)
 TOKENS = Task(name="tokens", length=9, vocab_size=20, num_classes=3, byte_offset=0)

@@ -6,7 +6,7 @@ import PIL.Image
 import pytest
 
 from lra import pathfinder32, prepare
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data
 
 

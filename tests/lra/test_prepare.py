@@ -10,7 +10,7 @@ import ml_collections
 import pytest
 
 from lra import listops, prepare, tasks, text
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data
 
 ROOT = Path(__file__).parents[2]
@@ -281,7 +281,7 @@ def test_download_goes_into_the_preparation(tmp_path, monkeypatch, capsys):
     asked.append((wanted.name, folder))
     return archive
 
-  monkeypatch.setattr("lra.download.fetch", fetch)
+  monkeypatch.setattr("mgk_jax.data.download.fetch", fetch)
   arguments = ["text", "--download", "--partial", f"--prepared_dir={tmp_path / 'prepared'}"]
   assert prepare.main(arguments) == 0
   assert asked == [("aclImdb_v1.tar.gz", tmp_path / "prepared/downloads")]

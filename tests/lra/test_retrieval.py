@@ -1,7 +1,7 @@
 import pytest
 
 from lra import prepare, retrieval
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data
 
 

@@ -5,7 +5,7 @@ import pytest
 from tensorflow_datasets.core import shuffle as tfds_shuffle
 
 from lra.shuffle import Shuffled
-from lra.task import DataError
+from mgk_jax.data import DataError
 
 
 def records(number):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lra import prepare, text
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data
 
 

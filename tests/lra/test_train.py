@@ -9,7 +9,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from lra import evaluate, train
-from lra.task import DataError
+from mgk_jax.data import DataError
 from tests.lra import raw_data, small
 
 # Each with another attention, another option of training, and batches of a size that does not divide the splits.

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import lra.model
 from configs.lra import listops as config_file
 from lra import input_pipeline, listops
+from mgk_jax.data.rows import Rows
 from mgk_jax.nn.dropout import Dropout
 from mgk_jax.training import make_mesh, make_optimizer, mesh as meshes, state as states, step as steps
 
@@ -74,7 +75,7 @@ def run(variant: str, mesh: jax.sharding.Mesh, evaluates: bool, start: states.Tr
   train_step = steps.compile_train_step(
     steps.make_train_step(structure, lra.model.classify, optimizer), mesh, shardings
   )
-  rows = input_pipeline.Rows(BATCH)
+  rows = Rows(BATCH)
   batches = input_pipeline.train_batches(TRAIN, listops.TASK, rows=rows, length=LENGTH, seed=config.seed)
   losses = []
   for _ in range(STEPS):

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from configs.lra import listops as config_file
-from lra import input_pipeline, train
+from lra import train
 from mgk_jax import training
+from mgk_jax.data.rows import Rows
 from mgk_jax.training import mesh as meshes
 
 ARGUMENT = (
@@ -31,7 +32,7 @@ def check_rows() -> None:
   labels = np.arange(8, dtype=np.int32)
   for sizes in ((4, 1), (2, 2), (1, 4)):
     mesh = training.make_mesh(*sizes)
-    rows = input_pipeline.Rows(8, *meshes.batch_part(mesh))
+    rows = Rows(8, *meshes.batch_part(mesh))
     batch = jax.make_array_from_process_local_data(meshes.batch_sharding(mesh), labels[rows.slice])
     assert batch.shape == (8,)
     for shard in batch.addressable_shards:

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from lra import download
-from lra.task import DataError
+from mgk_jax.data import DataError, download
 
 CONTENT = gzip.compress(random.Random(0).randbytes(3_500_000))
 
@@ -137,8 +136,9 @@ def test_another_length_is_not_downloaded(tmp_path, server):
 
 def test_a_page_instead_of_the_file(tmp_path, server):
   server.content = b"<html>we have moved</html>"
-  with pytest.raises(DataError, match="expected a gzip file"):
-    download.fetch(archive(server, **UNKNOWN), tmp_path)
+  for name, kind in (("file.tar.gz", "gzip"), ("file.zip", "zip")):
+    with pytest.raises(DataError, match=f"expected a {kind} file"):
+      download.fetch(archive(server, **UNKNOWN, name=name), tmp_path)
   assert not list(tmp_path.iterdir())
 
 
@@ -180,10 +180,3 @@ def test_a_folder_that_cannot_be_written(tmp_path, server):
   (tmp_path / "file").write_text("")
   with pytest.raises(DataError, match="cannot be written"):
     download.fetch(archive(server), tmp_path / "file" / "folder")
-
-
-def test_advice_has_size_checksum_and_command():
-  for task, known in download.ARCHIVES.items():
-    advice = download.advice(task)
-    assert all(words in advice for words in (known.url, known.about, f"python -m lra.prepare {task} --download"))
-    assert known.sha256 is None or (known.sha256 in advice and re.fullmatch("[0-9a-f]{64}", known.sha256))

@@ -1,16 +1,21 @@
 """What a check of raw data finds wrong, gathered so that a user learns of all of it at once."""
 
-from lra import download
-from lra.task import DataError
+from mgk_jax.data.errors import DataError
 
 _SHOWN = 12  # a directory in which everything is wrong needs no list of everything
 
 
 class Findings:
-  """The faults of the raw data of a task: wrong counts, which `partial` forgives, and others, which nothing does."""
+  """The faults of raw data: wrong counts, which `partial` forgives, and others, which nothing does.
 
-  def __init__(self, task: str, *, partial: bool):
-    self.task, self.partial = task, partial
+  Args:
+    name: of the data.
+    advice: where to get them.
+    partial: whether other counts are accepted.
+  """
+
+  def __init__(self, name: str, advice: str, *, partial: bool):
+    self.name, self.advice, self.partial = name, advice, partial
     self._counts: list[str] = []
     self._faults: list[str] = []
 
@@ -33,6 +38,6 @@ class Findings:
     faults = self._faults + ([] if self.partial else self._counts)
     if faults:
       more = [f"… and {len(faults) - _SHOWN:,} more"] if len(faults) > _SHOWN else []
-      lines = "\n  ".join([f"{self.task}: the raw data cannot be used as they are:", *faults[:_SHOWN], *more])
-      raise DataError(f"{lines}\n{download.advice(self.task)}")
+      lines = "\n  ".join([f"{self.name}: the raw data cannot be used as they are:", *faults[:_SHOWN], *more])
+      raise DataError(f"{lines}\n{self.advice}")
     return "; ".join(self._counts)

@@ -1,4 +1,4 @@
-"""The official archives of the raw data, and how to get them: in parts if need be, and checked."""
+"""Archives on the web, and how to get them: in parts if need be, and checked."""
 
 import dataclasses
 import hashlib
@@ -12,11 +12,12 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from lra.task import DataError
+from mgk_jax.data.errors import DataError
 from mgk_jax.training.progress import Progress
 
 _CHUNK = 1_000_000
 _TIMEOUT = 60.0  # seconds without a byte
+_MAGIC = (("gz", "gzip", b"\x1f\x8b"), ("zip", "zip", b"PK"))  # how files with such names begin
 _PAUSES = (1.0, 5.0, 15.0)  # seconds before each further try of a broken connection
 
 
@@ -39,42 +40,13 @@ class Archive:
   sha256: str | None
 
 
-_RELEASE = Archive(
-  url="https://storage.googleapis.com/long-range-arena/lra_release.gz",
-  name="lra_release.gz",
-  size=None,
-  about="about 7.7 GB",
-  sha256=None,
-)
-ARCHIVES = {
-  "listops": _RELEASE,
-  "text": Archive(
-    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-    name="aclImdb_v1.tar.gz",
-    size=84_125_825,
-    about="84 MB",
-    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-  ),
-  "retrieval": _RELEASE,
-  "image": Archive(
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    name="cifar-10-binary.tar.gz",
-    size=170_052_171,
-    about="170 MB",
-    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-  ),
-  "pathfinder32": _RELEASE,
-}
-
-
-def advice(task: str) -> str:
-  """Where the raw data of a task are to be had, and the command that fetches them."""
-  archive = ARCHIVES[task]
+def advice(archive: Archive, command: str) -> str:
+  """Where an archive is to be had, and what fetches and prepares it; `command` is that of the preparing program."""
   checksum = f"sha256 {archive.sha256}" if archive.sha256 else "its checksum is not published"
   return (
     f"The raw data are in {archive.url} ({archive.about}; {checksum}).\n"
-    f"Fetch and prepare them: python -m lra.prepare {task} --download\n"
-    f"Or prepare what you have: python -m lra.prepare {task} --data_dir=FOLDER_OR_ARCHIVE"
+    f"Fetch and prepare them: {command} --download\n"
+    f"Or prepare what you have: {command} --data_dir=FOLDER_OR_ARCHIVE"
   )
 
 
@@ -203,15 +175,13 @@ def _verify(archive: Archive, path: Path) -> None:
       digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != archive.sha256:
       problem = f"expected sha256 {archive.sha256}, got {digest}"
-  elif archive.name.endswith("gz") and not _is_gzip(path):
-    problem = "expected a gzip file, got another one (a page with a message, perhaps)"
+  else:
+    kind, magic = next(((kind, magic) for end, kind, magic in _MAGIC if archive.name.endswith(end)), ("", b""))
+    with path.open("rb") as file:
+      if file.read(len(magic)) != magic:
+        problem = f"expected a {kind} file, got another one (a page with a message, perhaps)"
   if problem and path.suffix == ".part":
     path.unlink()
     raise DataError(f"{archive.url}: {problem}; what came was removed, try again or download it by other means")
   if problem:
     raise DataError(f"{path}: {problem}; it is damaged or another file: remove it and run the command again")
-
-
-def _is_gzip(path: Path) -> bool:
-  with path.open("rb") as file:
-    return file.read(2) == b"\x1f\x8b"

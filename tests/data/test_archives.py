@@ -1,12 +1,21 @@
 import io
 import os
 import tarfile
+import zipfile
 
 import pytest
 
-from lra import archives
-from lra.task import DataError
+from mgk_jax.data import DataError, archives
 from tests.lra import raw_data
+
+
+def pack(folder, archive):
+  if archive.suffix != ".zip":
+    return raw_data.pack(folder, archive)
+  with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+    for path in sorted(folder.rglob("*")):
+      packed.write(path, path.relative_to(folder))
+  return archive
 
 
 @pytest.fixture
@@ -22,24 +31,24 @@ def read(archive):
   return {str(path): file.read() for path, file in archives.members(archive, lambda path: path.suffix == ".txt")}
 
 
-@pytest.mark.parametrize("ending", ["tar", "tar.gz", "gz", "tar.xz", "tar.bz2"])
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "gz", "tar.xz", "tar.bz2", "zip"])
 def test_members_of_any_compression(tmp_path, folder, ending):
-  archive = raw_data.pack(folder, tmp_path / f"files.{ending}")
+  archive = pack(folder, tmp_path / f"files.{ending}")
   assert read(archive) == {"one.txt": b"first", "inner/two.txt": (folder / "inner/two.txt").read_bytes()}
 
 
-@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tar.xz", "tar.bz2"])
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tar.xz", "tar.bz2", "zip"])
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
 def test_an_archive_that_is_cut_short(tmp_path, folder, ending, part):
-  archive = raw_data.pack(folder, tmp_path / f"files.{ending}")
+  archive = pack(folder, tmp_path / f"files.{ending}")
   archive.write_bytes(archive.read_bytes()[: int(part * archive.stat().st_size)])
-  with pytest.raises(DataError, match=f"files.{ending}: not a tar archive, or damaged or cut short"):
+  with pytest.raises(DataError, match=f"files.{ending}: not a {ending.split('.')[0]} archive, or damaged or cut short"):
     read(archive)
 
 
-@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz"])
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip"])
 def test_a_byte_that_is_wrong(tmp_path, folder, ending):
-  archive = raw_data.pack(folder, tmp_path / f"files.{ending}")
+  archive = pack(folder, tmp_path / f"files.{ending}")
   content = bytearray(archive.read_bytes())
   content[len(content) // 2] ^= 1
   archive.write_bytes(content)
@@ -62,7 +71,7 @@ def test_nothing_is_written_outside_the_folder(tmp_path):
 
 
 def test_a_failure_leaves_no_folder(tmp_path, folder):
-  archive = raw_data.pack(folder, tmp_path / "files.tar.gz")
+  archive = pack(folder, tmp_path / "files.tar.gz")
   with pytest.raises(DataError, match="none of the expected files"):
     archives.unpack(archive, lambda path: path.suffix == ".png", tmp_path / "unpacked")
   archive.write_bytes(archive.read_bytes()[:-2000])
@@ -72,7 +81,21 @@ def test_a_failure_leaves_no_folder(tmp_path, folder):
 
 
 def test_a_place_that_cannot_be_written(tmp_path, folder):
-  archive = raw_data.pack(folder, tmp_path / "files.tar.gz")
+  archive = pack(folder, tmp_path / "files.tar.gz")
   (tmp_path / "a file").write_text("in the way")
   with pytest.raises(DataError, match=r"cannot be unpacked to .*; unpack it elsewhere"):
     archives.unpack(archive, lambda path: True, tmp_path / "a file" / "unpacked")
+
+
+def test_the_size_of_a_member_is_known_before_it_is_read(tmp_path, folder):
+  for ending in ("tar.gz", "zip"):
+    found = archives.members(pack(folder, tmp_path / f"files.{ending}"), lambda path: True, show=False)
+    sizes = {path.name: (file.size, len(file.read(10) + file.read())) for path, file in found}
+    assert sizes == {"one.txt": (5, 5), "two.txt": (300_000, 300_000), "three.md": (0, 0)}
+
+
+def test_a_zip_archive_that_leads_elsewhere(tmp_path):
+  with zipfile.ZipFile(tmp_path / "bad.zip", "w") as packed:
+    for name in ("../escaped.txt", "/absolute.txt", "fine.txt"):
+      packed.writestr(name, b"text")
+  assert list(read(tmp_path / "bad.zip")) == ["fine.txt"]
