@@ -19,6 +19,7 @@ from mgk_jax.kernels import (
   softmax_attention as softmax_attention,
 )
 from mgk_jax.nn import (
+  AdaptiveVocabulary as AdaptiveVocabulary,
   Classifier as Classifier,
   ClassifierConfig as ClassifierConfig,
   DualEncoder as DualEncoder,
@@ -27,6 +28,8 @@ from mgk_jax.nn import (
   Encoder as Encoder,
   EncoderConfig as EncoderConfig,
   FixedPrior as FixedPrior,
+  LanguageModel as LanguageModel,
+  LanguageModelConfig as LanguageModelConfig,
   MixtureAttention as MixtureAttention,
   RandomProjection as RandomProjection,
   code_shift as code_shift,

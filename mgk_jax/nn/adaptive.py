@@ -7,7 +7,7 @@ cluster and one for each further cluster as a whole, whose words share its proba
     p(w) = p(cluster | head) · p(w | cluster)   w in another
 
 So a word costs the logits of its own cluster and of the head, not those of the vocabulary. With `div_val` > 1,
-cluster i has vectors of features / div_val^i dimensions and a projection.
+cluster i has vectors of features / div_val^i dimensions and a projection. The scheme is that of Transformer-XL.
 """
 
 import itertools
@@ -29,19 +29,23 @@ class AdaptiveVocabulary(nnx.Module):
   """A vocabulary as embeddings of words and, with the same vectors, as a softmax over words.
 
   Parameters: `tables`, [cluster size, features of the cluster] each; `projections`, [features of the cluster, features]
-  each, where these differ; `bias` [vocab_size]; `cluster_weight` [clusters − 1, features] and `cluster_bias`.
+  each, where div_val > 1; `bias` [vocab_size]; `cluster_weight` [clusters − 1, features] and `cluster_bias`. What is
+  not tied the softmax has once more: `softmax_tables`, and `softmax_projections` of the clusters in question.
 
   Args:
-    vocab_size: number of words, which are numbered by frequency.
+    vocab_size: number of words, which are numbered by falling frequency.
     features: D, of the model.
     cutoffs: the first word of each cluster but the first; none for a plain softmax.
     div_val: by what the dimensions of each cluster's vectors are divided against those of the one before.
+    tie_embeddings: whether the softmax has the tables of the embeddings.
+    tie_projections: whether it has their projections: for all clusters, or one answer for each.
     dtype: in which embeddings are returned; None for that of the parameters.
     param_dtype: of the parameters.
     rngs: for the parameters.
 
   Raises:
-    ValueError: cutoffs that are not ascending within the vocabulary, or more divisions than there are features.
+    ValueError: cutoffs that are not ascending within the vocabulary, more divisions than there are features, or
+      another number of ties than of clusters.
   """
 
   def __init__(
@@ -51,28 +55,33 @@ class AdaptiveVocabulary(nnx.Module):
     cutoffs: Sequence[int] = (),
     *,
     div_val: int = 1,
+    tie_embeddings: bool = True,
+    tie_projections: bool | Sequence[bool] = True,
     dtype: Dtype | None = None,
     param_dtype: Dtype = jnp.float32,
     rngs: nnx.Rngs,
   ):
-    edges = [0, *cutoffs, vocab_size]
-    if any(a >= b for a, b in itertools.pairwise(edges)):
-      raise ValueError(f"cutoffs: expected ascending numbers in (0, vocab_size = {vocab_size}), got {list(cutoffs)}")
-    widths = [features // div_val**i for i in range(len(edges) - 1)]
-    if div_val < 1 or not all(widths):
-      raise ValueError(f"div_val: expected at least one dimension in each cluster, got div_val = {div_val}: {widths}")
-    self.vocab_size, self.features, self.edges, self.dtype = vocab_size, features, tuple(edges), dtype
+    widths = cluster_widths(vocab_size, features, cutoffs, div_val)
+    ties = ties_of_projections(tie_projections, len(widths))
+    self.vocab_size, self.features, self.dtype = vocab_size, features, dtype
+    self.edges = (0, *cutoffs, vocab_size)
 
     def normal(std: float, *shape: int) -> nnx.Param:
       return nnx.Param(nnx.initializers.normal(std)(rngs.params(), shape, param_dtype))
 
-    sizes = [b - a for a, b in itertools.pairwise(edges)]
-    self.tables = nnx.List([normal(WEIGHT_STD, size, width) for size, width in zip(sizes, widths, strict=True)])
-    projected = div_val > 1
-    self.projections = nnx.List([normal(PROJECTION_STD, width, features) for width in widths if projected])
+    def tables() -> nnx.List:
+      sizes = [b - a for a, b in itertools.pairwise(self.edges)]
+      return nnx.List([normal(WEIGHT_STD, size, width) for size, width in zip(sizes, widths, strict=True)])
+
+    self.tables = tables()
+    self.projections = nnx.List([normal(PROJECTION_STD, width, features) for width in widths if div_val > 1])
     self.bias = nnx.Param(jnp.zeros(vocab_size, param_dtype))
     self.cluster_weight = normal(WEIGHT_STD, len(cutoffs), features)
     self.cluster_bias = nnx.Param(jnp.zeros(len(cutoffs), param_dtype))
+    self.softmax_tables = nnx.data(None) if tie_embeddings else tables()
+    self.softmax_projections = nnx.Dict(
+      {str(i): normal(PROJECTION_STD, width, features) for i, width in enumerate(widths) if div_val > 1 and not ties[i]}
+    )
 
   @property
   def num_clusters(self) -> int:
@@ -101,7 +110,7 @@ class AdaptiveVocabulary(nnx.Module):
       order = jnp.argsort(cluster != i, stable=True)
       inside = jnp.clip(words[order] - self.edges[i], 0, len(self.tables[i]) - 1)
       vectors = self._vectors(rows[order], i)
-      part = linear_cross_entropy(vectors, self.tables[i][...], self._bias(i), inside, jnp.sum(cluster == i))
+      part = linear_cross_entropy(vectors, self._table(i), self._bias(i), inside, jnp.sum(cluster == i))
       losses = losses.at[order].add(part)
     return losses.reshape(targets.shape)
 
@@ -111,22 +120,49 @@ class AdaptiveVocabulary(nnx.Module):
     head = jax.nn.log_softmax(_linear(self._vectors(hidden, 0), weight, bias))
     parts = [head[..., : self.edges[1]]]
     for i in range(1, self.num_clusters):
-      inside = jax.nn.log_softmax(_linear(self._vectors(hidden, i), self.tables[i][...], self._bias(i)))
+      inside = jax.nn.log_softmax(_linear(self._vectors(hidden, i), self._table(i), self._bias(i)))
       parts.append(head[..., self.edges[1] + i - 1, None] + inside)
     return jnp.concatenate(parts, axis=-1)
 
   def _vectors(self, hidden: jax.Array, i: int) -> jax.Array:
     """Outputs of the model in the dimensions of cluster i."""
-    return hidden @ self.projections[i][...].T if self.projections else hidden
+    if not self.projections:
+      return hidden
+    return hidden @ self.softmax_projections.get(str(i), self.projections[i])[...].T
+
+  def _table(self, i: int) -> jax.Array:
+    """The vectors of cluster i in the softmax."""
+    return (self.tables if self.softmax_tables is None else self.softmax_tables)[i][...]
 
   def _bias(self, i: int) -> jax.Array:
     return self.bias[...][self.edges[i] : self.edges[i + 1]]
 
   def _head(self) -> tuple[jax.Array, jax.Array]:
     """Weights and biases of the first cluster's words and of the other clusters."""
-    weight = jnp.concatenate([self.tables[0][...], self.cluster_weight[...]])
+    weight = jnp.concatenate([self._table(0), self.cluster_weight[...]])
     return weight, jnp.concatenate([self._bias(0), self.cluster_bias[...]])
 
 
 def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
   return jnp.einsum("...d,cd->...c", x, weight, preferred_element_type=jnp.float32) + bias
+
+
+def cluster_widths(vocab_size: int, features: int, cutoffs: Sequence[int], div_val: int) -> list[int]:
+  """The dimensions of each cluster's vectors; ValueError for what makes no clusters."""
+  edges = [0, *cutoffs, vocab_size]
+  if any(a >= b for a, b in itertools.pairwise(edges)):
+    raise ValueError(f"cutoffs: expected ascending numbers in (0, vocab_size = {vocab_size}), got {list(cutoffs)}")
+  widths = [features // div_val**i for i in range(len(edges) - 1)] if div_val >= 1 else [0]
+  if not all(widths):
+    raise ValueError(f"div_val: expected at least one dimension in each cluster, got div_val = {div_val}: {widths}")
+  return widths
+
+
+def ties_of_projections(tie_projections: bool | Sequence[bool], clusters: int) -> list[bool]:
+  """One answer for each cluster; ValueError for another number of them."""
+  ties = [tie_projections] * clusters if isinstance(tie_projections, bool) else list(tie_projections)
+  if len(ties) != clusters or not all(isinstance(tie, bool) for tie in ties):
+    raise ValueError(
+      f"tie_projections: expected True, False or one of them for each of {clusters} clusters, got {ties}"
+    )
+  return ties

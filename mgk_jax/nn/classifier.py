@@ -8,8 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from mgk_jax.nn import padding
+from mgk_jax.nn.block import make_linear
 from mgk_jax.nn.config import ClassifierConfig, DualEncoderConfig
-from mgk_jax.nn.encoder import Encoder, make_linear
+from mgk_jax.nn.encoder import STYLE, Encoder
 
 
 class Classifier(nnx.Module):
@@ -70,8 +71,8 @@ class Head(nnx.Module):
   """The classifier: linear, ReLU, linear."""
 
   def __init__(self, config: ClassifierConfig, inputs: int, *, rngs: nnx.Rngs):
-    self.hidden = make_linear(inputs, config.classifier_dim, config, rngs)
-    self.logits = make_linear(config.classifier_dim, config.num_classes, config, rngs)
+    self.hidden = make_linear(inputs, config.classifier_dim, STYLE, config, rngs)
+    self.logits = make_linear(config.classifier_dim, config.num_classes, STYLE, config, rngs)
 
   def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B C"]:
     """Logits in the dtype of the parameters."""

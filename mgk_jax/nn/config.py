@@ -1,8 +1,8 @@
-"""The settings of the encoder models, checked when they are made."""
+"""The settings of the models, checked when they are made."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,19 @@ from flax.typing import Dtype
 
 from mgk_jax.kernels import checks, feature_maps
 from mgk_jax.kernels.attention import Implementation
-from mgk_jax.nn import choices, features, initializers, names
+from mgk_jax.nn import adaptive, choices, features, initializers, names
 from mgk_jax.nn.choices import EStep, Prior, PriorScope
 
 POOLINGS = ("mean", "masked_mean", "cls")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-  """The settings of an `Encoder`. The defaults are those of the paper's Long Range Arena models.
+class TransformerConfig:
+  """What the models have in common. The defaults are those of the paper's Long Range Arena models.
 
   Attributes:
-    vocab_size: number of token ids; id 0 is padding.
-    max_len: the longest sequence, and the fixed length by which pooling="mean" divides.
+    vocab_size: number of token ids.
+    max_len: the longest sequence.
     num_layers: number of blocks.
     emb_dim: width of embeddings and of the residual stream.
     mlp_dim: hidden width of the blocks' MLP.
@@ -39,7 +39,6 @@ class EncoderConfig:
     shift_init: "paper" for shifts that start at N(0, 1); "code" for the authors' 0 and N(0, 0.25).
     dropout_rate: of embeddings and of what each sublayer adds.
     attention_dropout_rate: of attention weights; linear, mlk and smlk have no weights and no such dropout.
-    is_causal: a position sees itself and those before it.
     implementation: of the attention kernels; None for the best one.
     dtype: of the computation; None: that of the parameters.
     param_dtype: of the parameters.
@@ -67,7 +66,6 @@ class EncoderConfig:
   shift_init: Literal["paper", "code"] = "paper"
   dropout_rate: float = 0.1
   attention_dropout_rate: float = 0.1
-  is_causal: bool = False
   implementation: Implementation | None = None
   dtype: Dtype | None = None
   param_dtype: Dtype = jnp.float32
@@ -113,6 +111,17 @@ class EncoderConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TransformerConfig):
+  """The settings of an `Encoder`: those of `TransformerConfig`, where id 0 is padding.
+
+  Attributes:
+    is_causal: a position sees itself and those before it.
+  """
+
+  is_causal: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(EncoderConfig):
   """The settings of a `Classifier`.
 
@@ -148,3 +157,43 @@ class DualEncoderConfig(ClassifierConfig):
   """The settings of a `DualEncoder`: those of a `Classifier`, by default with two classes."""
 
   num_classes: int = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(TransformerConfig):
+  """The settings of a `LanguageModel`. The defaults are those of the paper's models for WikiText-103.
+
+  Attributes:
+    max_len: the longest sequence for priors per position; positions themselves have no bound.
+    cutoffs: where words, numbered by falling frequency, are cut into clusters; () for a plain softmax.
+    div_val: by what the width of word vectors is divided from each cluster to the next.
+    tie_embeddings: the softmax has the vectors of the embeddings.
+    tie_projections: with div_val > 1, the softmax has the projections of the embeddings: for all clusters or for each.
+    attention_bias: whether the projections of queries, keys, values and outputs have biases.
+  """
+
+  is_causal: ClassVar[bool] = True
+
+  max_len: int = 256
+  num_layers: int = 16
+  emb_dim: int = 128
+  mlp_dim: int = 2048
+  num_heads: int = 8
+  head_dim: int = 16
+  attention: str = "mgk"
+  attention_dropout_rate: float = 0.0
+  cutoffs: tuple[int, ...] = (20_000, 40_000, 200_000)
+  div_val: int = 1
+  tie_embeddings: bool = True
+  tie_projections: bool | tuple[bool, ...] = True
+  attention_bias: bool = False
+
+  def __post_init__(self) -> None:
+    """Checks every setting."""
+    super().__post_init__()
+    # Lists, as they come out of JSON, would make the settings unhashable.
+    object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
+    if not isinstance(self.tie_projections, bool):
+      object.__setattr__(self, "tie_projections", tuple(self.tie_projections))
+    adaptive.cluster_widths(self.vocab_size, self.emb_dim, self.cutoffs, self.div_val)
+    adaptive.ties_of_projections(self.tie_projections, len(self.cutoffs) + 1)

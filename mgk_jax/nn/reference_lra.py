@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mgk_jax.nn.block import Block
 from mgk_jax.nn.classifier import Classifier, DualEncoder
 from mgk_jax.nn.config import ClassifierConfig, DualEncoderConfig
-from mgk_jax.nn.encoder import Block
 
 WORDS = "model.embeddings.word_embeddings.weight"
 POSITIONS = "model.embeddings.position_embeddings.weight"
