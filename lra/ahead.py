@@ -27,14 +27,16 @@ def report(
     ValueError: no such machine, or settings that are not possible.
     TrainingStopped: the compiler for it is not installed.
   """
+  models = {
+    f"{variant}, {number} head{'s' if number > 1 else ''}": with_model(config, variant, number)
+    for variant in variants or [config.model.attention]
+    for number in heads or [config.model.num_heads]
+  }
   target = targets.find(target_name)
-  needs, model_flops = {}, {}
-  for variant in variants or [config.model.attention]:
-    for number in heads or [config.model.num_heads]:
-      chosen = with_model(config, variant, number)
-      name = f"{variant}, {number} head{'s' if number > 1 else ''}"
-      needs[name], model_flops[name] = compile_config(chosen, target)
-  return ahead.describe(target, needs, model_flops)
+  compiled = {name: compile_config(chosen, target) for name, chosen in models.items()}
+  needs, model_flops = ({name: found[part] for name, found in compiled.items()} for part in (0, 1))
+  heading = f"{config.task}, batches of {config.batch_size} × {config.data.pad_to or config.data.length} tokens, on "
+  return heading + ahead.describe(target, needs, model_flops)
 
 
 def with_model(config: ml_collections.ConfigDict, variant: str, heads: int) -> ml_collections.ConfigDict:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ from lra.builder import TaskBuilder
 from lra.listops import SOURCES, ListopsConfig
 from lra.statistics import Statistics, table
 from lra.task import RawData
-from mgk_jax.data import DataError, download, places
+from mgk_jax.data import DataError, command as commands, places
 
 _GENERATOR = tuple(field.name for field in dataclasses.fields(ListopsConfig) if field.type is int)
 _EXAMPLES = """examples:
@@ -148,34 +149,25 @@ def check(builder: TaskBuilder, data_dir: str | Path | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """The command; returns its exit code."""
-  args, builder = _parse(argv)
-  try:
-    if not args.check_only and builder.is_prepared() and not args.overwrite:
-      builder = require(builder)
-      lacking = builder.info.metadata["incomplete"]
-      if lacking and not args.partial:
-        raise DataError(
-          f"{args.task} is prepared in {builder.data_path}, but from incomplete raw data: {lacking}. "
-          "Use --overwrite to prepare it again, or --partial to keep it"
-        )
-      print(f"Nothing to do (--overwrite prepares it again): {summary(builder)}")
-      return 0
-    data_dir = args.data_dir
-    if args.download:
-      folder = Path(args.download_dir or Path(builder.data_dir_root) / "downloads").expanduser()
-      data_dir = download.fetch(sources.ARCHIVES[args.task], folder)
-      print(f"downloaded: {data_dir}", flush=True)
-    if args.check_only:
-      print(check(builder, data_dir))
-    else:
-      print(summary(prepare(builder, data_dir, overwrite=args.overwrite)))
-    return 0
-  except DataError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt:
-    print("interrupted; run the same command again", file=sys.stderr)
-    return 128 + signal.SIGINT
+  return commands.exit_code(functools.partial(_run, *_parse(argv)))
+
+
+def _run(args: argparse.Namespace, builder: TaskBuilder) -> None:
+  if not args.check_only and builder.is_prepared() and not args.overwrite:
+    builder = require(builder)
+    lacking = builder.info.metadata["incomplete"]
+    if lacking and not args.partial:
+      raise DataError(
+        f"{args.task} is prepared in {builder.data_path}, but from incomplete raw data: {lacking}. "
+        "Use --overwrite to prepare it again, or --partial to keep it"
+      )
+    print(f"Nothing to do (--overwrite prepares it again): {summary(builder)}")
+    return
+  data_dir = commands.raw_data(args, sources.ARCHIVES[args.task], Path(builder.data_dir_root))
+  if args.check_only:
+    print(check(builder, data_dir))
+  else:
+    print(summary(prepare(builder, data_dir, overwrite=args.overwrite)))
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TaskBuilder]:
@@ -187,15 +179,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TaskBuilder]
     allow_abbrev=False,
   )
   parser.add_argument("task", choices=tasks.TASKS, help="the task to prepare")
-  parser.add_argument("--data_dir", help="raw data: a folder, or an official archive")
-  parser.add_argument(
-    "--prepared_dir", help="where prepared data are written (default: $MGK_DATA_DIR or ~/.cache/mgk_jax)"
-  )
-  parser.add_argument("--download", action="store_true", help="download the official archive, or continue to")
-  parser.add_argument("--download_dir", help="where to (default: downloads in the directory of prepared data)")
-  parser.add_argument("--check_only", action="store_true", help="read and check everything, write nothing")
-  parser.add_argument("--partial", action="store_true", help="accept other numbers of examples than the official ones")
-  parser.add_argument("--overwrite", action="store_true", help="prepare the data again if they are prepared")
+  commands.add_arguments(parser, counted="examples")
   group = parser.add_argument_group("listops only")
   group.add_argument("--source", choices=SOURCES, help="default: generated, or files with --data_dir or --download")
   defaults: Any = ListopsConfig()
@@ -204,10 +188,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TaskBuilder]
   args = parser.parse_args(argv)
 
   given = {name: getattr(args, name) for name in _GENERATOR if getattr(args, name) is not None}
-  if args.download and args.data_dir:
-    parser.error("expected --download or --data_dir, got both")
-  if args.download_dir and not args.download:
-    parser.error("--download_dir: expected with --download only")
+  commands.check_arguments(parser, args)
   if args.task != "listops":
     if given or args.source:
       names = ", ".join(f"--{name}" for name in [*given, *(["source"] if args.source else [])])

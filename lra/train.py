@@ -195,6 +195,9 @@ def command() -> None:
   )
   compare = flags.DEFINE_list("compare", [], "With --compile_for: variants to compare, e.g. softmax,mgk,smgk.")
   heads = flags.DEFINE_list("heads", [], "With --compile_for: numbers of heads to compare, e.g. 8,4.")
+  flags.register_validator(
+    heads, lambda texts: all(text.isdecimal() and int(text) for text in texts), "expected whole numbers such as 8,4"
+  )
   distributed = flags.DEFINE_bool(
     "distributed",
     False,

@@ -18,6 +18,7 @@ from mgk_jax.training.progress import Progress
 _CHUNK = 1_000_000
 _TIMEOUT = 60.0  # seconds without a byte
 _MAGIC = (("gz", "gzip", b"\x1f\x8b"), ("zip", "zip", b"PK"))  # how files with such names begin
+_AGENT = "mgk_jax"  # some servers refuse Python's own name
 _PAUSES = (1.0, 5.0, 15.0)  # seconds before each further try of a broken connection
 
 
@@ -129,7 +130,7 @@ def _fetch_rest(archive: Archive, part: Path) -> None:
 def _open(url: str, done: int) -> http.client.HTTPResponse | None:
   """The server's answer, from byte `done` on if it can do that; None if there is nothing after that byte."""
   try:
-    headers = {"Range": f"bytes={done}-"} if done else {}
+    headers = {"User-Agent": _AGENT} | ({"Range": f"bytes={done}-"} if done else {})
     response: http.client.HTTPResponse = urllib.request.urlopen(
       urllib.request.Request(url, headers=headers), timeout=_TIMEOUT
     )

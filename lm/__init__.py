@@ -1,0 +1,1 @@
+"""Language modelling: corpora, training, the perplexity of the paper's protocol, and generation."""
