@@ -2,8 +2,7 @@
 
 As in `xla`, tiles are transposed, [keys, queries], and their mathematics is that of `tiles`. Operands have the sequence
 as their last axis, [H, T] and [H, S]: memory on a TPU comes in rows of 128 numbers, which a head dimension of 32 would
-leave three quarters empty. What belongs to a query is a row; what belongs to a key is a row in memory and turned into
-a column inside.
+leave three quarters empty.
 
 The grid is (batch, heads, blocks of queries, blocks of keys) forwards and (batch, heads, keys, queries) backwards.
 There dk and dv accumulate over the inner axis and dq, [H, T] of one head, stays in VMEM until the head is done: five
@@ -12,10 +11,9 @@ nor computed. Products take bfloat16 inputs as they are and accumulate in float3
 float32.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +23,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mgk_jax.kernels import tiles
 from mgk_jax.kernels.flash import Gradients, Operands, Plan
+from mgk_jax.kernels.padding import fill_up
+from mgk_jax.kernels.pallas_tpu_grid import LANES, Grid, dot, sizes
 
-LANES = 128
-OF_QUERIES = ("query", "row", "mask", "query_segment")  # operands whose last axis they are
-BLOCK = 512
 VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a v5e or v6e core; a v5p has 95.7 MB
 LARGEST_GRADIENT = 24 * 2**20  # bytes of dq of one head, of which there are two in VMEM
-
-
-class Sizes(NamedTuple):
-  """Sizes of the blocks and of the padded sequences."""
-
-  query: int
-  key: int
-  padded_T: int
-  padded_S: int
-
-
-def sizes(plan: Plan) -> Sizes:
-  """The blocks: of at most `BLOCK`, and whole rows of lanes."""
-  query, key = (min(BLOCK, -(-length // LANES) * LANES) for length in (plan.T, plan.S))
-  return Sizes(query, key, -(-plan.T // query) * query, -(-plan.S // key) * key)
 
 
 def check(plan: Plan) -> None:
@@ -116,7 +98,7 @@ def backward(
     interpret=interpret,
     name="mixture_attention_backward",
   )
-  extra = (_pad(by_out, size.query), _pad(log_normaliser, size.query, fill=jnp.inf), _pad(mean, size.query))
+  extra = (fill_up(by_out, size.query), fill_up(log_normaliser, size.query, fill=jnp.inf), fill_up(mean, size.query))
   results = iter(call(*_lengths(operands), *grid.arrays(operands), *extra))
   query = next(results)[..., : plan.T]
   row = next(results)[..., : plan.T] if plan.has_row else None
@@ -124,125 +106,6 @@ def backward(
   column = next(results)[..., : plan.S] if plan.has_column else None
   shared = next(results)[..., : plan.S] if plan.has_shared else None
   return Gradients(query, key, value, row, column, shared)
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-  """Which block of each operand a point (batch, head, …) of the grid sees, and whether it has anything to do.
-
-  An index map gets the point and the two arrays of lengths.
-  """
-
-  plan: Plan
-  size: Sizes
-  names: tuple[str, ...]  # of the operands that there are
-  query_axis: int
-  key_axis: int
-
-  def arrays(self, operands: Operands) -> list[jax.Array]:
-    """The operands, padded to whole blocks."""
-    padded = {
-      name: _pad(getattr(operands, name), self.size.query if name in OF_QUERIES else self.size.key)
-      for name in self.names
-      if name != "scale"
-    }
-    if "mask" in padded:
-      padded["mask"] = _pad(padded["mask"], self.size.key, axis=-2)
-    return [padded.get(name, operands.scale) for name in self.names]
-
-  def specs(self, operands: Operands) -> list[pl.BlockSpec]:
-    """The blocks of `arrays`."""
-    plan = self.plan
-    specs = {
-      "query": self.rows(plan.H),
-      "key": self.columns(plan.K, plan.H),
-      "value": self.columns(plan.V),
-      "scale": pl.BlockSpec(memory_space=pltpu.SMEM),
-      "row": self.rows(plan.M),
-      "column": None if operands.column is None else self.columns(operands.column.shape[2]),
-      "mixing": self.columns(plan.M),
-      "mask": None if operands.mask is None else self._mask(operands.mask.shape),
-      "query_segment": self.rows(1, heads=False),
-      "key_segment": self.columns(1, heads=False),
-    }
-    return [specs[name] for name in self.names]  # type: ignore[misc]
-
-  def rows(self, height: int, *, whole: bool | None = None, heads: bool = True) -> pl.BlockSpec:
-    """Blocks [height, queries], or with `whole` all queries of a head; as an input those that are needed.
-
-    Without `heads` all heads share them.
-    """
-
-    def index(*point: Any) -> tuple[Any, ...]:
-      place = 0 if whole else point[self.query_axis] if whole is False else self._fetched_query(point)
-      return point[0], point[1] if heads else 0, 0, place
-
-    return pl.BlockSpec((None, None, height, self.size.padded_T if whole else self.size.query), index)
-
-  def columns(self, *shape: int, fetch: bool = True, heads: bool = True) -> pl.BlockSpec:
-    """Blocks [*shape, keys]; as an input (`fetch`) those that are needed."""
-
-    def index(*point: Any) -> tuple[Any, ...]:
-      place = self._fetched_key(point) if fetch else point[self.key_axis]
-      return point[0], point[1] if heads else 0, *(0 for _ in shape), place
-
-    return pl.BlockSpec((None, None, *shape, self.size.key), index)
-
-  def _mask(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-    def index(*point: Any) -> tuple[Any, ...]:
-      b, n = (place if size > 1 else 0 for place, size in zip(point, shape[:2], strict=False))
-      return b, n, self._fetched_key(point), self._fetched_query(point)
-
-    return pl.BlockSpec((None, None, self.size.key, self.size.query), index)
-
-  def _fetched_query(self, point: Sequence[Any]) -> Any:
-    """The block of queries to fetch: one that is there already, where this point has nothing to do."""
-    if self.query_axis < self.key_axis:
-      return point[self.query_axis]
-    first = _divide(point[self.key_axis] * self.size.key, self.size.query) if self.plan.is_causal else 0
-    last = _last_block(point[4][point[0]], self.size.query)
-    return jnp.minimum(jnp.maximum(point[self.query_axis], first), jnp.maximum(last, first))
-
-  def _fetched_key(self, point: Sequence[Any]) -> Any:
-    last = _last_block(point[5][point[0]], self.size.key)
-    if self.plan.is_causal and self.query_axis < self.key_axis:
-      last = jnp.minimum(last, _divide((point[self.query_axis] + 1) * self.size.query - 1, self.size.key))
-    return jnp.minimum(point[self.key_axis], last)
-
-  def place(self) -> tuple[Any, Any, Any]:
-    """The example, the block of queries and the block of keys of this point."""
-    return pl.program_id(0), pl.program_id(self.query_axis), pl.program_id(self.key_axis)
-
-  def has_work(self, i: Any, j: Any, query_length: Any, key_length: Any) -> Any:
-    """Whether any pair of tile (i, j) may be allowed by the lengths and causality."""
-    live = (i * self.size.query < query_length) & (j * self.size.key < key_length)
-    return live & (j * self.size.key < (i + 1) * self.size.query) if self.plan.is_causal else live
-
-  def tile(self, operands: Operands, i: Any, j: Any, key_length: Any) -> tuple[tiles.Tiles, tiles.Mixing | None]:
-    """The scores of tile (i, j) and how they are mixed."""
-    plan = self.plan
-    query = operands.query[...]
-    products = [_dot(operands.key[c], query, (0, 0)) * operands.scale[0, 0, c] for c in range(plan.K)]
-    key_index = j * self.size.key + lax.broadcasted_iota(jnp.int32, (self.size.key, 1), 0)
-    column = [jnp.where(key_index < key_length, 0.0, -jnp.inf)]
-    if operands.column is not None:
-      column = [x + column[0] for x in _as_columns(operands.column)]
-    row = None if operands.row is None else [operands.row[r : r + 1, :] for r in range(plan.M)]
-    mixing: tiles.Mixing | None = None
-    if plan.mixing is not None:
-      assert row is not None
-      kind = tiles.Factors if plan.mixing == "factors" else tiles.Maxima
-      mixing, row = kind(row, _as_columns(operands.mixing)), None
-    allowed = None if operands.mask is None else operands.mask[...] != 0
-    if operands.query_segment is not None:
-      same = _as_columns(operands.key_segment)[0] == operands.query_segment[...]
-      allowed = same if allowed is None else allowed & same
-    if plan.is_causal:
-      query_index = i * self.size.query + lax.broadcasted_iota(jnp.int32, (1, self.size.query), 1)
-      below = key_index <= query_index
-      allowed = below if allowed is None else allowed & below
-    extra = mixing.top() if isinstance(mixing, tiles.Maxima) else None
-    return tiles.scores(products, row, column, allowed, extra), mixing
 
 
 def _forward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
@@ -267,7 +130,7 @@ def _forward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
     value = operands.value[...]
     peak[...] = new_peak
     mass[...] = mass[...] * rescale + jnp.sum(weights, axis=0, keepdims=True)
-    total[...] = total[...] * rescale + _dot(value, weights.astype(value.dtype), (1, 0))
+    total[...] = total[...] * rescale + dot(value, weights.astype(value.dtype), (1, 0))
 
   @pl.when(j == grid.size.padded_S // grid.size.key - 1)
   def finish():
@@ -306,20 +169,20 @@ def _backward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
   def add():
     scores, mixing = grid.tile(operands, i, j, key_lengths[b])
     query, value, by_out = operands.query[...], operands.value[...], by_out_ref[...]
-    by_weight = _dot(value, by_out, (0, 0)) - mean[...]
+    by_weight = dot(value, by_out, (0, 0)) - mean[...]
     tile = tiles.backward(scores, log_normaliser[...], by_weight, plan.estep, mixing)
-    by_value[...] += _dot(by_out, tile.weights.astype(by_out.dtype), (1, 1))
+    by_value[...] += dot(by_out, tile.weights.astype(by_out.dtype), (1, 1))
     by_products = tile.scores if len(tile.scores) == plan.K else [tile.inner]
     queries = pl.ds(pl.multiple_of(i * size.query, LANES), size.query)
     for c, by_product in enumerate(by_products):
       scaled = (by_product * operands.scale[0, 0, c]).astype(query.dtype)
-      by_key[c] += _dot(query, scaled, (1, 1))
-      by_query[:, queries] += _dot(operands.key[c], scaled, (1, 0))
+      by_key[c] += dot(query, scaled, (1, 1))
+      by_query[:, queries] += dot(operands.key[c], scaled, (1, 0))
     if isinstance(mixing, tiles.Factors):
       assert operands.row is not None and operands.mixing is not None and by_row is not None and by_column is not None
       row, column = operands.row[...], operands.mixing[...]
-      by_row[:, queries] += row * _dot(column, tile.inner, (1, 0))
-      by_column[...] += column * _dot(row, tile.inner, (1, 1))
+      by_row[:, queries] += row * dot(column, tile.inner, (1, 0))
+      by_column[...] += column * dot(row, tile.inner, (1, 1))
     else:
       for r, part in enumerate(tiles.by_component(tile, mixing)):
         if by_row is not None:
@@ -332,29 +195,7 @@ def _backward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
 
 def _over_queries(tile: tiles.Tile) -> jax.Array:
   """The sum over the queries as a row [1, keys]: a product, which also turns it."""
-  return _dot(jnp.ones((8, tile.shape[1]), tile.dtype), tile, (1, 1))[:1]
-
-
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  dimensions = (((contracted[0],), (contracted[1],)), ((), ()))
-  return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _as_columns(ref: Any) -> list[jax.Array]:
-  """Rows [count, keys] as columns [keys, 1]."""
-  columns = ref[...].T
-  return [columns[:, r : r + 1] for r in range(ref.shape[0])]
-
-
-def _last_block(length: Any, size: int) -> Any:
-  """The block with the last of so many positions; the first, if there are none."""
-  return jnp.maximum(_divide(length + size - 1, size) - 1, 0)
-
-
-def _divide(x: Any, by: int) -> Any:
-  """x // by for x >= 0: Python's division asks for the sign, which Mosaic has no rule for without a TPU."""
-  return lax.div(x, jnp.int32(by))
+  return dot(jnp.ones((8, tile.shape[1]), tile.dtype), tile, (1, 1))[:1]
 
 
 def _present(operands: Operands) -> tuple[str, ...]:
@@ -368,18 +209,8 @@ def _by_name(grid: Grid, refs: Sequence[Any]) -> Operands:
 
 
 def _lengths(operands: Operands) -> tuple[jax.Array, jax.Array]:
-  B = operands.query.shape[0]
-  lengths = (operands.query_length[:, 0], operands.key_length[:, 0])
-  return tuple(jnp.broadcast_to(x, (B,)) for x in lengths)  # type: ignore[return-value]
-
-
-def _pad(x: jax.Array, multiple: int, *, fill: float = 0, axis: int = -1) -> jax.Array:
-  missing = -x.shape[axis] % multiple
-  if not missing:
-    return x
-  widths = [(0, 0)] * x.ndim
-  widths[axis] = (0, missing)
-  return jnp.pad(x, widths, constant_values=fill)
+  batch = operands.query.shape[:1]
+  return jnp.broadcast_to(operands.query_length[:, 0], batch), jnp.broadcast_to(operands.key_length[:, 0], batch)
 
 
 def _cost(plan: Plan, operands: Operands, *, products: int) -> pl.CostEstimate:
