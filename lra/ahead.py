@@ -1,6 +1,7 @@
 """The training step of a config, compiled for a machine that is not there (`python -m lra.train --compile_for=…`)."""
 
 import functools
+import sys
 from collections.abc import Sequence
 
 import ml_collections
@@ -33,8 +34,10 @@ def report(
     for number in heads or [config.model.num_heads]
   }
   target = targets.find(target_name)
-  compiled = {name: compile_config(chosen, target) for name, chosen in models.items()}
-  needs, model_flops = ({name: found[part] for name, found in compiled.items()} for part in (0, 1))
+  needs, model_flops = {}, {}
+  for name, chosen in models.items():
+    print(f"compiling {name} …", file=sys.stderr, flush=True)
+    needs[name], model_flops[name] = compile_config(chosen, target)
   heading = f"{config.task}, batches of {config.batch_size} × {config.data.pad_to or config.data.length} tokens, on "
   return heading + ahead.describe(target, needs, model_flops)
 

@@ -14,11 +14,13 @@ from flax import nnx
 
 from mgk_jax.analysis import table
 from mgk_jax.kernels import dispatch
-from mgk_jax.training import mesh as meshes, state as states, step as steps
+from mgk_jax.training import compiled, mesh as meshes, state as states, step as steps
 from mgk_jax.training.targets import GIB, Target
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-NOTE = "Figures of the compiler, per device: they say what a step needs and not how long it takes."
+NOTE = """\
+Figures of the compiler, per device: they say what a step needs and not how long it takes. GFLOP (formula) are all matrix
+products of the model; GFLOP (compiler) and GiB accessed take in the body of a loop once, and no Triton kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Needs:
   temporary_bytes: int
   flops: float | None
   bytes_accessed: float | None
-  collectives: Mapping[str, int]
+  collectives: Mapping[str, int] | None
   compile_seconds: float
   attention: str  # which implementation, and why
 
@@ -59,12 +61,18 @@ def compile_step(
   state = jax.tree.map(_abstract, jax.eval_shape(init), shardings)
   rows = {name: _abstract(x, meshes.batch_sharding(mesh)) for name, x in batch.items()}
   with dispatch.compiling_for(target.platform):
-    attention = dispatch.explain_implementation(step, state, rows)
+    explained = dispatch.explain_implementation(step, state, rows).splitlines()
+    attention = "; ".join(dict.fromkeys(explained))
     compiled_step: Any = steps.compile_train_step(step, mesh, shardings)
     started = time.monotonic()
-    compiled = compiled_step.lower(state, rows).compile()
+    try:
+      program = compiled_step.lower(state, rows).compile()
+    except jax.errors.JaxRuntimeError as error:
+      if (needed := compiled.overflow(error)) is None:
+        raise
+      return Needs(needed, needed, None, None, None, time.monotonic() - started, attention)
     seconds = time.monotonic() - started
-  memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+  memory, cost = program.memory_analysis(), compiled.cost(program)
   return Needs(
     memory_bytes=memory.argument_size_in_bytes
     + memory.output_size_in_bytes
@@ -73,9 +81,9 @@ def compile_step(
     temporary_bytes=memory.temp_size_in_bytes,
     flops=cost.get("flops"),
     bytes_accessed=cost.get("bytes accessed"),
-    collectives=count_collectives(compiled.as_text()),
+    collectives=count_collectives(program.as_text()),
     compile_seconds=seconds,
-    attention="; ".join(dict.fromkeys(attention.splitlines())),
+    attention=attention,
   )
 
 
@@ -95,11 +103,11 @@ def describe(target: Target, needs: Mapping[str, Needs], model_flops: Mapping[st
       [
         name,
         f"{need.memory_bytes / GIB:.2f}",
-        f"{share:.0%}" + (" (does not fit)" if share > 1 else ""),
+        f"{share:.1%}" + (" (does not fit)" if share > 1 else ""),
         f"{model_flops[name] / number / 1e9:,.1f}",
         "" if need.flops is None else f"{need.flops / 1e9:,.1f}",
         "" if need.bytes_accessed is None else f"{need.bytes_accessed / GIB:,.2f}",
-        ", ".join(f"{count} {kind}" for kind, count in need.collectives.items()) or "none",
+        "" if need.collectives is None else _listed(need.collectives),
         f"{need.compile_seconds:.0f}",
       ]
     )
@@ -115,6 +123,10 @@ def describe(target: Target, needs: Mapping[str, Needs], model_flops: Mapping[st
   ]
   kernels = dict.fromkeys(f"{name}: attention by {need.attention}" for name, need in needs.items())
   return "\n".join([f"{target.name}, {number} devices", table.markdown(columns, rows), *kernels, NOTE])
+
+
+def _listed(collectives: Mapping[str, int]) -> str:
+  return ", ".join(f"{count} {kind}" for kind, count in collectives.items()) or "none"
 
 
 def _abstract(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.experimental import topologies
 
 from mgk_jax.training.failures import TrainingStopped
@@ -15,6 +16,14 @@ from mgk_jax.training.failures import TrainingStopped
 GIB = 2**30
 EXAMPLES = "v5e:2x2, v5e:4x4, v5p:2x2x1, v6e:2x2, a100x1, a100x4, h100x8"
 TPU_MEMORY = {"v4": 32 * GIB, "v5e": 16 * GIB, "v5p": 95 * GIB, "v6e": 32 * GIB}  # of one chip, by the data sheets
+KINDS = {  # of devices, each with the smallest machine that has some
+  "v4": "v4:2x2x1",
+  "v5e": "v5e:2x2",
+  "v5p": "v5p:2x2x1",
+  "v6e": "v6e:2x2",
+  "a100": "a100x1",
+  "h100": "h100x1",
+}
 QUIET_TPU = {  # libtpu otherwise asks the cloud which machine it is on, and one process at a time may load it
   "TPU_SKIP_MDS_QUERY": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -82,6 +91,9 @@ GPUS = {
 def find(name: str) -> Target:
   """A target by its name: a TPU with its topology, such as v5e:4x4, or a GPU with their number, such as a100x4.
 
+  Where no platform was chosen (JAX_PLATFORMS), this process computes on its CPU from then on: JAX otherwise looks for
+  devices that the compiler is for, and fails where there are none.
+
   Raises:
     ValueError: no such target; the message has examples.
     TrainingStopped: its compiler is not installed; the message has the command that installs it.
@@ -96,8 +108,18 @@ def find(name: str) -> Target:
   raise ValueError(f"--compile_for: expected a machine such as {EXAMPLES}, got {name!r}")
 
 
+def one(kind: str) -> Target:
+  """A single device of one of the `KINDS`.
+
+  Raises:
+    TrainingStopped: as `find` does.
+  """
+  machine = find(KINDS[kind])
+  return dataclasses.replace(machine, name=kind, devices=machine.devices[:1])
+
+
 def _tpu_devices(name: str) -> Any:
-  _require("libtpu", "aot-tpu", "the TPU compiler, 684 MB")
+  _prepare("libtpu", "aot-tpu", "the TPU compiler, 720 MB")
   os.environ.update({key: value for key, value in QUIET_TPU.items() if key not in os.environ})
   try:
     return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
@@ -106,16 +128,19 @@ def _tpu_devices(name: str) -> Any:
 
 
 def _gpu_devices(gpu: Gpu, number: int) -> Any:
-  _require("jax_cuda12_plugin", "aot-cuda", "XLA for NVIDIA GPUs and their assembler, 420 MB")
+  _prepare("jax_cuda12_plugin", "aot-cuda", "XLA for NVIDIA GPUs and their assembler, 600 MB")
   for tools in (Path(path) / "nvidia" / "cuda_nvcc" for path in sys.path):  # ptxas and libdevice
     if tools.is_dir() and "xla_gpu_cuda_data_dir" not in os.environ.get("XLA_FLAGS", ""):
       os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_cuda_data_dir={tools}".strip()
   return topologies.get_topology_desc(platform="cuda", target_config=gpu.config(), topology=f"1x1x{number}").devices
 
 
-def _require(module: str, extra: str, what: str) -> None:
+def _prepare(module: str, extra: str, what: str) -> None:
+  """Raises TrainingStopped if a compiler is not installed; keeps JAX from looking for its devices, if it is."""
   if importlib.util.find_spec(module) is None:
     raise TrainingStopped(
-      f"--compile_for needs {what}, which is not installed. In an environment of its own:\n"
+      f"Compiling for this machine needs {what}, which is not installed. In an environment of its own:\n"
       f"  pip install 'mgk_jax[{extra}]'    (in a clone: pip install -e '.[{extra}]')"
     )
+  if not jax.config.values["jax_platforms"]:
+    jax.config.update("jax_platforms", "cpu")

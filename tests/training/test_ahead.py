@@ -2,9 +2,11 @@
 
 import importlib.util
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from mgk_jax.training import TrainingStopped, ahead, targets
+from mgk_jax.training import TrainingStopped, ahead, compiled, targets
 
 HLO = """
   %all-reduce.1 = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}
@@ -24,8 +26,24 @@ def test_report():
   needs = ahead.Needs(3 * 2**30, 2**30, None, 2.0**31, {"all-reduce": 2}, 1.5, "pallas: runs")
   target = targets.Target("v5e:2x2", "tpu", [None] * 4, 2 * 2**30)
   said = ahead.describe(target, {"smgk, 2 heads": needs}, {"smgk, 2 heads": 8e9})
-  assert "v5e:2x2, 4 devices" in said and "150% (does not fit)" in said and "2 all-reduce" in said
+  assert "v5e:2x2, 4 devices" in said and "150.0% (does not fit)" in said and "2 all-reduce" in said
   assert "not how long it takes" in said
+
+
+def test_memory_of_a_step_that_does_not_fit():
+  said = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 34.53G of "
+  assert compiled.overflow(RuntimeError(said + "15.75G hbm. Exceeded hbm capacity by 18.78G.")) == round(34.53 * 2**30)
+  assert compiled.overflow(RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem")) is None
+
+
+def test_cost_where_the_compiler_has_none():
+  program = jax.jit(lambda x: x @ x).lower(jnp.ones((32, 32))).compile()
+
+  class Silent:
+    cost_analysis = staticmethod(lambda: None)
+    runtime_executable = staticmethod(program.runtime_executable)
+
+  assert compiled.cost(Silent())["flops"] == compiled.cost(program)["flops"] == 2 * 32**3
 
 
 @pytest.mark.parametrize("name", ["", "v5e", "v9z:2x2", "a100", "a100x0", "rtx4090x1"])
