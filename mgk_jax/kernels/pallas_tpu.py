@@ -26,8 +26,8 @@ from mgk_jax.kernels.flash import Gradients, Operands, Plan
 from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.pallas_tpu_grid import LANES, Grid, dot, sizes
 
-VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a v5e or v6e core; a v5p has 95.7 MB
-LARGEST_GRADIENT = 24 * 2**20  # bytes of dq of one head, of which there are two in VMEM
+VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a v5e or v6e core; a v5p has 64, which its compiler knows
+LARGEST_GRADIENT = 24 * 2**20  # bytes of dq of one head, of which there are two in VMEM: with tiles, less than 64 MiB
 
 
 def check(plan: Plan) -> None:

@@ -19,8 +19,8 @@ from mgk_jax.training.targets import GIB, Target
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 NOTE = """\
-Figures of the compiler, per device: they say what a step needs and not how long it takes. GFLOP (formula) are all matrix
-products of the model; GFLOP (compiler) and GiB accessed take in the body of a loop once, and no Triton kernel."""
+Figures of the compiler, per device: they say what a step needs and not how long it takes. GFLOP (formula) are those of
+all matrix products of the model; GFLOP (compiler) and GiB accessed count a loop's body once and no Triton kernel."""
 
 
 @dataclasses.dataclass(frozen=True)

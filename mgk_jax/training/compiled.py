@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def cost(compiled: Any) -> Mapping[str, float]:
@@ -24,6 +24,12 @@ def cost(compiled: Any) -> Mapping[str, float]:
 
 
 def overflow(error: Exception) -> int | None:
-  """The bytes that a program would have needed of a device that has not so many; None for an error of another kind."""
-  found = re.search(r"Used ([\d.]+)([BKMGT]) of [\d.]+[BKMGT] hbm", str(error))
-  return None if found is None else round(float(found[1]) * UNITS[found[2]])
+  """The bytes that a program would have needed of a device that has not so many; None for an error of another kind.
+
+  The compiler for TPUs says it in one of two ways, of which the second leaves out arguments and results.
+  """
+  size = r"(?P<number>[\d.]+)(?P<unit>[KMGT])"
+  for pattern in (f"Used {size} of .* hbm", rf"HLO temporaries \({size}\) exceeds available HBM"):
+    if found := re.search(pattern, str(error)):
+      return round(float(found["number"]) * UNITS[found["unit"]])
+  return None

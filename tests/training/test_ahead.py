@@ -30,9 +30,18 @@ def test_report():
   assert "not how long it takes" in said
 
 
-def test_memory_of_a_step_that_does_not_fit():
-  said = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 34.53G of "
-  assert compiled.overflow(RuntimeError(said + "15.75G hbm. Exceeded hbm capacity by 18.78G.")) == round(34.53 * 2**30)
+@pytest.mark.parametrize(
+  ("message", "gib"),
+  [
+    ("Ran out of memory in memory space hbm. Used 34.53G of 15.75G hbm. Exceeded hbm capacity by 18.78G.", 34.53),
+    ("the total memory required for HLO temporaries (1.5T) exceeds available HBM (15.75G).", 1536),
+  ],
+)
+def test_memory_of_a_step_that_does_not_fit(message, gib):
+  assert compiled.overflow(RuntimeError(f"RESOURCE_EXHAUSTED: {message}")) == round(gib * 2**30)
+
+
+def test_another_failure_is_no_overflow():
   assert compiled.overflow(RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem")) is None
 
 
