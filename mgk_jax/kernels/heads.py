@@ -54,6 +54,11 @@ def sharded_heads(mesh: Mesh, *, batch: str, heads: str) -> Iterator[None]:
     _layout.reset(token)
 
 
+def present_layout() -> Layout | None:
+  """What `sharded_heads` said, here; None outside of it."""
+  return _layout.get()
+
+
 def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
   """`kernel(operands[b, n])` for every example b and head n.
 

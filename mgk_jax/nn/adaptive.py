@@ -21,6 +21,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Float, Int
 
 from mgk_jax.kernels.cross_entropy import linear_cross_entropy
+from mgk_jax.kernels.rows import over_rows
 
 WEIGHT_STD, PROJECTION_STD = 0.02, 0.01
 
@@ -101,34 +102,41 @@ class AdaptiveVocabulary(nnx.Module):
 
   def nll(self, hidden: Float[Array, "*batch D"], targets: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
     """−log p(target), in float32. Logits exist for some rows at a time; those of a cluster for its own words only."""
-    rows, words = hidden.reshape(-1, self.features), targets.reshape(-1)
+    projections = [self._projection(i) for i in range(self.num_clusters)]
+    tails = [(self._table(i), self._bias(i)) for i in range(1, self.num_clusters)]
+    return over_rows(self._nll_of_rows, (hidden, targets), (projections, [self._head(), *tails]))
+
+  def _nll_of_rows(self, rows: tuple[jax.Array, jax.Array], weights: Any) -> jax.Array:
+    """`nll` of the rows that a device holds; `weights` are projections, and vectors with biases, of each cluster."""
+    hidden, words = rows[0].reshape(-1, self.features), rows[1].reshape(-1)
+    projections, layers = weights
+    weight, bias = layers[0]
     cluster = jnp.searchsorted(jnp.asarray(self.edges[1:-1], words.dtype), words, side="right")
     in_head = jnp.where(cluster == 0, words, self.edges[1] + cluster - 1)
-    losses = linear_cross_entropy(self._vectors(rows, 0), *self._head(), in_head)
+    losses = linear_cross_entropy(_project(hidden, projections[0]), weight, bias, in_head)
     for i in range(1, self.num_clusters):
       # The cluster's words first: the rest of the rows is not computed.
       order = jnp.argsort(cluster != i, stable=True)
-      inside = jnp.clip(words[order] - self.edges[i], 0, len(self.tables[i]) - 1)
-      vectors = self._vectors(rows[order], i)
-      part = linear_cross_entropy(vectors, self._table(i), self._bias(i), inside, jnp.sum(cluster == i))
+      inside = jnp.clip(words[order] - self.edges[i], 0, self.edges[i + 1] - self.edges[i] - 1)
+      weight, bias = layers[i]
+      vectors = _project(hidden[order], projections[i])
+      part = linear_cross_entropy(vectors, weight, bias, inside, jnp.sum(cluster == i))
       losses = losses.at[order].add(part)
-    return losses.reshape(targets.shape)
+    return losses.reshape(rows[1].shape)
 
   def log_probs(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
     """log p of all words, for a few rows, as in generation: memory O(rows · vocab_size)."""
     weight, bias = self._head()
-    head = jax.nn.log_softmax(_linear(self._vectors(hidden, 0), weight, bias))
+    head = jax.nn.log_softmax(_linear(_project(hidden, self._projection(0)), weight, bias))
     parts = [head[..., : self.edges[1]]]
     for i in range(1, self.num_clusters):
-      inside = jax.nn.log_softmax(_linear(self._vectors(hidden, i), self._table(i), self._bias(i)))
+      inside = jax.nn.log_softmax(_linear(_project(hidden, self._projection(i)), self._table(i), self._bias(i)))
       parts.append(head[..., self.edges[1] + i - 1, None] + inside)
     return jnp.concatenate(parts, axis=-1)
 
-  def _vectors(self, hidden: jax.Array, i: int) -> jax.Array:
-    """Outputs of the model in the dimensions of cluster i."""
-    if not self.projections:
-      return hidden
-    return hidden @ self.softmax_projections.get(str(i), self.projections[i])[...].T
+  def _projection(self, i: int) -> jax.Array | None:
+    """From the model's outputs to the dimensions of cluster i, [features of the cluster, features]."""
+    return self.softmax_projections.get(str(i), self.projections[i])[...] if self.projections else None
 
   def _table(self, i: int) -> jax.Array:
     """The vectors of cluster i in the softmax."""
@@ -141,6 +149,10 @@ class AdaptiveVocabulary(nnx.Module):
     """Weights and biases of the first cluster's words and of the other clusters."""
     weight = jnp.concatenate([self._table(0), self.cluster_weight[...]])
     return weight, jnp.concatenate([self._bias(0), self.cluster_bias[...]])
+
+
+def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:
+  return x if projection is None else x @ projection.T
 
 
 def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -163,6 +175,6 @@ def ties_of_projections(tie_projections: bool | Sequence[bool], clusters: int) -
   ties = [tie_projections] * clusters if isinstance(tie_projections, bool) else list(tie_projections)
   if len(ties) != clusters or not all(isinstance(tie, bool) for tie in ties):
     raise ValueError(
-      f"tie_projections: expected True, False or one of them for each of {clusters} clusters, got {ties}"
+      f"tie_projections: expected a bool, or one for each of {clusters} clusters, got {ties}"
     )
   return ties
