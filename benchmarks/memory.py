@@ -7,13 +7,14 @@ Two tables, of the model of configs/lra/text.py without attention dropout, which
 
 - text: the peak at N=4096, batch 32, with all pairs in memory ("reference") and by kernels that never hold them
   ("pallas");
-- longest: the longest N with which a step fits, found by doubling N and then halving what is left in doubt.
+- longest: the longest N with which a step fits, found by bisection, to an eighth of a power of two.
 
 The compilers are the extras aot-tpu and aot-cuda; see docs/kernels.md.
 """
 
 import argparse
 import importlib.metadata
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,8 +32,8 @@ from mgk_jax.training.targets import GIB, Target
 SECTIONS = ("text", "longest")
 TEXT_LENGTH = 4096
 COMPILERS = ("libtpu", "jax-cuda12-plugin")
-START = 4096
 STEPS = 8  # between one power of two and the next
+START = 9 * STEPS  # 4096
 
 
 class Sizes(NamedTuple):
@@ -54,25 +55,29 @@ def make_config(attention: str, implementation: str | None, length: int, sizes: 
   return config
 
 
-def longest(fits: Callable[[int], bool], start: int = START) -> int:
+def longest(peak: Callable[[int], int], capacity: int) -> int:
   """The greatest length that fits among those with `STEPS` steps from one power of two to the next; 0 for none.
 
   Args:
-    fits: whether a length does; if one does, so do all that are shorter.
-    start: a power of two to begin with.
+    peak: the bytes that a length needs; they grow with it, and about as fast or faster.
+    capacity: the bytes that there are.
   """
-  low, high = 0, start
-  while fits(high):
-    low, high = high, 2 * high
-  while not low and high > STEPS:  # not even the first one
-    low, high = (high // 2, high) if fits(high // 2) else (0, high // 2)
-  if not low:
-    return 0
-  step = low // STEPS
-  while high - low > step:
-    middle = low + (high - low) // (2 * step) * step
-    low, high = (middle, high) if fits(middle) else (low, middle)
-  return low
+  low, high = -1, START
+  needed = peak(_length(START))
+  while needed <= capacity:
+    low = high
+    room = math.log2(capacity / needed)  # how often the length could double, if what it needs doubled as well
+    high += math.floor(STEPS * room) + 1
+    needed = peak(_length(high))
+  while high - low > 1:
+    middle = (low + high) // 2
+    low, high = (middle, high) if peak(_length(middle)) <= capacity else (low, middle)
+  return _length(low) if low >= 0 else 0
+
+
+def _length(i: int) -> int:
+  """Length i of those that are looked at, 8, 9, …, 15, 16, 18, …, 30, 32, 36 and so on."""
+  return (STEPS + i % STEPS) << (i // STEPS)
 
 
 def text_table(machines: Sequence[Target], sizes: Sizes) -> str:
@@ -108,12 +113,12 @@ def longest_of(machine: Target, attention: str, implementation: str | None, size
   """The longest N, and what computes attention there."""
   by = {0: ""}
 
-  def fits(length: int) -> bool:
+  def peak(length: int) -> int:
     need = needed(machine, make_config(attention, implementation, length, sizes))
     by[length] = need.attention
-    return need.memory_bytes <= machine.memory_bytes
+    return need.memory_bytes
 
-  length = longest(fits)
+  length = longest(peak, machine.memory_bytes)
   return length, by[length]
 
 
