@@ -12,7 +12,7 @@ chunk. With g'_i = [g_i, −g_i·h_i] / z_i, where g is the cotangent of h, the 
 
 Numerator and denominator of row i are scaled by e^{−p_i} with the running maximum p_i = max_{j≤i} w_j. Every factor
 that arises, inside a chunk and between chunks, is then at most 1, so weights of any range are safe, and no row depends
-on a later one.
+on a later one. Where the positions go on from earlier ones, K starts as the state of those, and dK is what R ends as.
 
 Temporary memory per head: O(chunk² + F·V) besides inputs and outputs. Batch and heads stay leading axes of every
 product: a computation sharded over them needs no communication. All products contract the last axis of their left
@@ -21,6 +21,7 @@ operand with the first of the right one, which XLA computes fastest on CPUs.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,20 @@ from mgk_jax.kernels.linear_features import FLOOR, divide
 CHUNK = 64  # the fastest on CPUs: larger ones spend more on the quadratic part than they save in steps
 
 
+class Start(NamedTuple):
+  """The state of earlier positions: e^{−peak} Σ_j e^{w_j} Φ_j v'_jᵀ, [B, N, F, V + 1], and its peak [B, N]."""
+
+  sums: jax.Array
+  peak: jax.Array
+
+
 def attention(
   query_BTNF: jax.Array,
   key_BSNF: jax.Array,
   value_BSNV: jax.Array,
   log_weight_BSN: jax.Array | None,
   chunk: int = CHUNK,
+  start: Start | None = None,
 ) -> jax.Array:
   """h, [B, T, N, V]: query i attends to keys j <= i; zeros where z_i vanishes.
 
@@ -46,6 +55,7 @@ def attention(
     value_BSNV: values.
     log_weight_BSN: w, finite, [B|1, S, N], or None for zeros; no gradient flows into it.
     chunk: number of positions that are processed at once.
+    start: the state of positions before the first, with which `log_weight_BSN` must be given.
   """
   T = query_BTNF.shape[1]
   chunk = min(chunk, T)
@@ -60,17 +70,22 @@ def attention(
   weights = None
   if log_weight_BSN is not None:
     log_weight = fit(lax.stop_gradient(log_weight_BSN), FLOOR)
-    weights = Weights(log_weight, lax.cummax(log_weight, axis=1))
-  return _attention(chunk, fit(query_BTNF), fit(key_BSNF), fit(value_BSNV), weights)[:, :T]
+    peak = lax.cummax(log_weight, axis=1)
+    # The state before the first chunk is zero without a start, so that the peak before it has no effect.
+    before = peak[:, :1] if start is None else lax.stop_gradient(start.peak)[:, None]
+    weights = Weights(log_weight, peak if start is None else jnp.maximum(peak, before), before)
+  state = None if start is None else start.sums
+  return _attention(chunk, fit(query_BTNF), fit(key_BSNF), fit(value_BSNV), weights, state)[:, :T]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """w_j and its running maximum p_i, both [B|1, L, N]."""
+  """w_j and its running maximum p_i, both [B|1, L, N], and the maximum before the first position, [B|1, 1, N]."""
 
   log_weight: jax.Array
   peak: jax.Array
+  start: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,19 +103,21 @@ def _decay(weights: Weights | None, i: jax.Array, chunk: int, dtype: jnp.dtype) 
     one = jnp.ones((1, 1, 1, 1), dtype)
     return Decay(one, one, one, one)
   w, p = (_rows(x[..., None], i, chunk) for x in (weights.log_weight, weights.peak))
-  # The state before the first chunk is zero, so that what is read there in place of `before` has no effect.
   before = _rows(weights.peak[..., None], jnp.maximum(i * chunk - 1, 0), 1)
+  before = jnp.where(i == 0, _rows(weights.start[..., None], 0, 1), before)
   end = p[:, :, -1:]
   within = jnp.exp(jnp.minimum(jnp.swapaxes(w, 2, 3) - p, 0))
   return Decay(within, jnp.exp(before - p), jnp.exp(w - end), jnp.exp(before - end))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(chunk: int, query_BLNF, key_BLNF, value_BLNV, weights: Weights | None) -> jax.Array:
-  return _forward(chunk, query_BLNF, key_BLNF, value_BLNV, weights)[0]
+def _attention(
+  chunk: int, query_BLNF, key_BLNF, value_BLNV, weights: Weights | None, start_FV: jax.Array | None
+) -> jax.Array:
+  return _forward(chunk, query_BLNF, key_BLNF, value_BLNV, weights, start_FV)[0]
 
 
-def _forward(chunk: int, query_BLNF, key_BLNF, value_BLNV, weights: Weights | None):
+def _forward(chunk: int, query_BLNF, key_BLNF, value_BLNV, weights: Weights | None, start_FV: jax.Array | None):
   causal = jnp.tril(jnp.ones((chunk, chunk), bool))
 
   def step(i, carry):
@@ -113,14 +130,14 @@ def _forward(chunk: int, query_BLNF, key_BLNF, value_BLNV, weights: Weights | No
     out = _set_rows(out, i, divide(sums[..., :-1], sums[..., -1:]))
     return state_FV, out, _set_rows(total, i, sums[..., -1:])
 
-  state = _empty_state(key_BLNF, _with_ones(value_BLNV))
+  state = _empty_state(key_BLNF, _with_ones(value_BLNV)) if start_FV is None else start_FV
   empty = state, jnp.zeros_like(value_BLNV), jnp.zeros_like(value_BLNV[..., :1])
   _, out, total = lax.fori_loop(0, value_BLNV.shape[1] // chunk, step, empty)
-  return out, (query_BLNF, key_BLNF, value_BLNV, weights, out, total)
+  return out, (query_BLNF, key_BLNF, value_BLNV, weights, start_FV, out, total)
 
 
 def _backward(chunk: int, residuals, by_out_BLNV: jax.Array):
-  query_BLNF, key_BLNF, value_BLNV, weights, out, total = residuals
+  query_BLNF, key_BLNF, value_BLNV, weights, start_FV, out, total = residuals
   chunks = value_BLNV.shape[1] // chunk
   causal = jnp.tril(jnp.ones((chunk, chunk), bool))
 
@@ -137,7 +154,7 @@ def _backward(chunk: int, residuals, by_out_BLNV: jax.Array):
     by_query = _set_rows(by_query, i, _dot(by_scores, key) + _dot(by_sum, state_VF) * decay.row)
     return state_VF * decay.state + _dot(value_T, key * decay.column), by_query
 
-  state_VF = _empty_state(_with_ones(value_BLNV), key_BLNF)
+  state_VF = _empty_state(_with_ones(value_BLNV), key_BLNF) if start_FV is None else _transpose(start_FV)
   _, by_query = lax.fori_loop(0, chunks, query_step, (state_VF, jnp.zeros_like(query_BLNF)))
 
   def key_step(steps_done, carry):
@@ -154,9 +171,9 @@ def _backward(chunk: int, residuals, by_out_BLNV: jax.Array):
     by_value = _set_rows(by_value, i, _dot(scores, by_sum[..., :-1]) + later_by_value)
     return state_FV * decay.state + _dot(query_T, by_sum * decay.row), by_key, by_value
 
-  empty = _transpose(state_VF), jnp.zeros_like(key_BLNF), jnp.zeros_like(value_BLNV)
-  _, by_key, by_value = lax.fori_loop(0, chunks, key_step, empty)
-  return by_query, by_key, by_value, None
+  empty = jnp.zeros_like(_transpose(state_VF)), jnp.zeros_like(key_BLNF), jnp.zeros_like(value_BLNV)
+  by_start, by_key, by_value = lax.fori_loop(0, chunks, key_step, empty)
+  return by_query, by_key, by_value, None, None if start_FV is None else by_start
 
 
 _attention.defvjp(_forward, _backward)

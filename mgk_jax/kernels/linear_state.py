@@ -1,4 +1,4 @@
-"""The O(1) state of linear attention: what a prefix of keys and values amounts to, and decoding token by token."""
+"""The O(1) state of linear attention: what a prefix of keys and values amounts to, and how to go on from it."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from mgk_jax.kernels import checks, feature_maps, linear_features, masking
+from mgk_jax.kernels import checks, feature_maps, linear_causal, linear_features, masking
 from mgk_jax.kernels.feature_maps import FeatureMapLike
 
 
@@ -72,35 +72,36 @@ def mixture_linear_attention_state(
 
 def mixture_linear_attention_step(
   state: LinearState,
-  query: Float[Array, "B 1 N H"],
-  key: Float[Array, "B 1 N M H"],
-  value: Float[Array, "B 1 N V"],
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T N M H"],
+  value: Float[Array, "B T N V"],
   *,
-  log_prior: Float[Array, "N M"] | Float[Array, "1 N M"] | None = None,
+  log_prior: Float[Array, "N M"] | Float[Array, "T N M"] | None = None,
   feature_map: FeatureMapLike = "elu",
-) -> tuple[Float[Array, "B 1 N V"], LinearState]:
-  """One token of causal `mixture_linear_attention`: its output and the state with it, in O(F·V) per head.
+) -> tuple[Float[Array, "B T N V"], LinearState]:
+  """The next T tokens of causal `mixture_linear_attention`: their outputs and the state with them.
 
-  The same priors (up to one constant per head and sequence) give the rows of the parallel form, whether they come as
-  [N, M] or, for the token's position, as [1, N, M].
+  One token takes O(F·V) per head, however many came before. Segments of any lengths, one after another, give the rows
+  of the parallel form, with the same priors (up to one constant per head and sequence), whether these come as [N, M]
+  or, for the tokens' positions, as [T, N, M]. Gradients reach the state of the tokens before.
 
   Args:
     state: of the tokens before, from `LinearState.init`, `mixture_linear_attention_state` or the previous step.
-    query: [B, 1, N, H].
-    key: [B, 1, N, M, H].
-    value: [B, 1, N, V].
-    log_prior: log π of this token's keys.
+    query: [B, T, N, H].
+    key: [B, T, N, M, H].
+    value: [B, T, N, V].
+    log_prior: log π of these tokens' keys.
     feature_map: as in `mixture_linear_attention`, the same one for all tokens.
 
   Returns:
-    The output [B, 1, N, V] in the dtype of the inputs, and the new state in the dtype of the old one.
+    The output [B, T, N, V] in the dtype of the inputs, and the new state in the dtype of the old one.
 
   Raises:
     ValueError, TypeError: a malformed argument or a state of another shape.
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
-  if dims.T != 1 or dims.S != 1:
-    raise ValueError(f"expected one token, T = S = 1, got query length T = {dims.T} and key length S = {dims.S}")
+  if dims.T != dims.S:
+    raise ValueError(f"expected as many keys as queries, got query length T = {dims.T} and key length S = {dims.S}")
   log_prior = checks.log_prior(log_prior, dims)
   phi = feature_maps.resolve(feature_map, dims.H)
   query_BTNF, key_BSNF, log_weight_BSN = linear_features.query_and_key_features(phi, query, key, log_prior)
@@ -109,8 +110,16 @@ def mixture_linear_attention_step(
   expected = [dims.B, dims.N, key_BSNF.shape[-1], dims.V]
   if list(state.kv.shape) != expected:
     raise ValueError(f"state: expected kv of shape [B, N, F, V] = {expected}, got {list(state.kv.shape)}")
-  state = merge(state, summarise(key_BSNF, value.astype(key_BSNF.dtype), log_weight_BSN))
-  return attend(state, query_BTNF).astype(value.dtype), state
+  value_BSNV = value.astype(key_BSNF.dtype)
+  after = merge(state, summarise(key_BSNF, value_BSNV, log_weight_BSN))
+  if dims.T == 1:
+    return attend(after, query_BTNF).astype(value.dtype), after
+  log_weight_BSN = jnp.zeros((), key_BSNF.dtype) if log_weight_BSN is None else log_weight_BSN
+  log_weight_BSN = jnp.broadcast_to(log_weight_BSN, (*key_BSNF.shape[:3],))
+  sums = jnp.concatenate([state.kv, state.normaliser[..., None]], axis=-1)
+  start = linear_causal.Start(sums.astype(key_BSNF.dtype), state.peak.astype(key_BSNF.dtype))
+  out_BTNV = linear_causal.attention(query_BTNF, key_BSNF, value_BSNV, log_weight_BSN, start=start)
+  return out_BTNV.astype(value.dtype), after
 
 
 def summarise(key_BSNF: jax.Array, value_BSNV: jax.Array, log_weight_BSN: jax.Array | None) -> LinearState:

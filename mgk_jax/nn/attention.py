@@ -10,17 +10,18 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
-from flax.typing import Dtype, Initializer, PrecisionLike, PromoteDtypeFn, Shape
+from flax.typing import Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 from jaxtyping import Array, Float, Int, Shaped
 
 from mgk_jax.kernels.attention import Implementation
 from mgk_jax.nn import choices, decoding, features, folding, initializers, mixing, priors, stochastic
+from mgk_jax.nn.caching import Caching
 from mgk_jax.nn.choices import EStep, Kernel, Keys, Prior, PriorScope
 
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
-class MixtureAttention(nnx.Module):
+class MixtureAttention(Caching):
   """Multi-head attention whose weights are the posterior of a Gaussian mixture with M keys per position.
 
       s_ijr = log π_jr − ‖q_i − k_jr‖² / 2σ_r²,   A_ij = Σ_r exp(s_ijr) / Σ_j' Σ_r' exp(s_ij'r'),   h_i = Σ_j A_ij v_j
@@ -168,10 +169,7 @@ class MixtureAttention(nnx.Module):
     self.log_variance = nnx.Param(jnp.log(jnp.asarray(start, param_dtype))) if learn_variance else nnx.data(None)
     self.projection = features.draw(feature_map, H, rngs) if self.mixing.feature_map == "favor" else nnx.data(None)
     self.rngs = rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else nnx.data(None)
-    self.cached_key: nnx.Cache | None = nnx.data(None)
-    self.cached_value: nnx.Cache | None = nnx.data(None)
-    self.cached_peak: nnx.Cache | None = nnx.data(None)
-    self.cache_index: nnx.Cache | None = nnx.data(None)
+    self.cached_key = self.cached_value = self.cached_peak = self.cache_index = nnx.data(None)
 
   def __call__(
     self,
@@ -208,7 +206,7 @@ class MixtureAttention(nnx.Module):
       deterministic: False in training. Required with dropout or an EM prior, here, as the attribute or by train().
       rngs: for dropout. None: the module's own stream.
       sow_weights: sow the weights [batch..., heads, T, S] as nnx.Intermediate "attention_weights" (see `nnx.capture`).
-      decode: one token at a time, against the cache of `init_cache`.
+      decode: go on from the tokens so far, which are in the cache of `init_cache`, with one or more.
       is_causal: query i sees keys j <= i. Without effect in decoding, where there is nothing else to see.
       out_sharding, qkv_sharding: of the projections' outputs; the component axis is never sharded.
     """
@@ -219,16 +217,9 @@ class MixtureAttention(nnx.Module):
     em_prior = self.prior if isinstance(self.prior, priors.EMPrior) and not decode else None
     matters = em_prior is not None or self.dropout_rate > 0
     training = matters and stochastic.is_training(deterministic, self.deterministic)
-    rate = self.dropout_rate if training else 0.0
-    dropout = stochastic.dropout_arguments(rate, self.broadcast_dropout, self.rngs, rngs)
+    dropout = self._dropout(training, rngs)
 
-    query = self.query(inputs_q, out_sharding=qkv_sharding)
-    key = self.key(inputs_k, out_sharding=self.mixing.key_sharding(qkv_sharding, query.ndim))
-    value = self.value(inputs_v, out_sharding=qkv_sharding)
-    if self.query_ln is not None and self.key_ln is not None:
-      query, key = self.query_ln(query), self.key_ln(key)
-    query, key, value = dtypes.promote_dtype((query, key, value), dtype=self.dtype)
-
+    query, key, value = (folding.fold(x, batch) for x in self._project(inputs_q, inputs_k, inputs_v, qkv_sharding))
     masks = mixing.Masks(
       folding.fold_mask(mask, batch),
       is_causal and not decode,
@@ -236,70 +227,66 @@ class MixtureAttention(nnx.Module):
       folding.fold_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
       folding.fold_segments(segment_ids, batch),
     )
-    choice = dataclasses.replace(self.mixing, feature_map=features.current(self.mixing.feature_map, self.projection))
-    recurrent = None
     if decode:
-      caches = decoding.gather(self.cached_key, self.cached_value, self.cached_peak, self.cache_index)
-      decoding.check_step(caches, choice, key, batch, masks, sow_weights)
-      if choice.kernel == "linear":
-        recurrent = caches
-      else:
-        key, value, filled = decoding.extend(caches, key, value, axis=len(batch))
-        masks = masks._replace(key_value_seq_lengths=jnp.full(math.prod(batch), filled))
-        query, key, value = dtypes.promote_dtype((query, key, value), dtype=self.dtype)
-    query, key, value = (folding.fold(x, batch) for x in (query, key, value))
-    key, value = (folding.repeat_heads(x, self.num_heads) for x in (key, value))
-    components = mixing.Components(
-      None if self.shift is None else self.shift[...],
-      priors.log_weights(self.prior, self.num_heads, key.shape[1], None if recurrent is None else recurrent.index[...]),
-      self.variance if self.log_variance is None else jnp.exp(self.log_variance[...]),
-    )
+      cache = self.read_cache(batch)
+      decoding.check(cache, self.mixing, key, masks, sow_weights)
+      heads, cache = self._extend(cache, query, key, value, masks.mask, dropout)
+      self.write_cache(cache, batch)
+      return self.out(folding.unfold(heads, batch), out_sharding=out_sharding)
 
-    if recurrent is not None:
-      heads = decoding.recurrent_step(recurrent, choice, query, key, value, components, batch)
-    else:
-      heads = mixing.attend(choice, query, key, value, components, masks, dropout)
+    key, value = (folding.repeat_heads(x, self.num_heads) for x in (key, value))
+    components = self._components(priors.log_weights(self.prior, self.num_heads, key.shape[1]))
+    heads = mixing.attend(self._choice, query, key, value, components, masks, dropout)
     if sow_weights:
-      sown = mixing.weights(choice, query, key, components, masks)
+      sown = mixing.weights(self._choice, query, key, components, masks)
       self.sow(nnx.Intermediate, "attention_weights", folding.unfold(sown, batch))
     if training and em_prior is not None:
-      updated = mixing.m_step(choice, query, key, components, masks)
+      updated = mixing.m_step(self._choice, query, key, components, masks)
       em_prior[...] = em_prior[...].at[: key.shape[1]].set(updated)
     return self.out(folding.unfold(heads, batch), out_sharding=out_sharding)
 
-  def init_cache(self, input_shape: Shape, dtype: Dtype = jnp.float32) -> None:
-    """Prepares decoding of inputs [batch..., max_length, features], from the first token on.
+  def extend(
+    self, inputs: Float[Array, "B T D"], cache: decoding.Cache, *, deterministic: bool | None = None, rngs: Any = None
+  ) -> tuple[Float[Array, "B T O"], decoding.Cache]:
+    """Causal self-attention of the tokens that follow those of a cache, and the cache with them, as a pure function.
 
-    Gaussian and softmax kernels cache keys [batch..., max_length, kv_heads, (M,) head_dim] and values; past max_length
-    the last entry is overwritten. kernel="linear" keeps a state whose size does not depend on the length.
+    Segments of any lengths, one after another, give what one pass over all would. With a cache of C keys a query sees
+    its own token and the C − 1 before it; linear attention sees all, and gradients reach the state of its cache.
     """
-    *batch, length, _ = input_shape
-    choice = dataclasses.replace(self.mixing, feature_map=features.current(self.mixing.feature_map, self.projection))
-    self.cached_key, self.cached_value, self.cached_peak, self.cache_index = decoding.init(
-      choice, tuple(batch), length, self.num_heads, self.num_kv_heads, self.head_dim, dtype
-    )
+    training = self.dropout_rate > 0 and stochastic.is_training(deterministic, self.deterministic)
+    query, key, value = self._project(inputs, inputs, inputs, None)
+    decoding.check(cache, self.mixing, key, mixing.NO_MASKS, sow_weights=False)
+    heads, cache = self._extend(cache, query, key, value, None, self._dropout(training, rngs))
+    return self.out(heads), cache
 
-  def set_view(
-    self,
-    deterministic: bool | None = None,
-    decode: bool | None = None,
-    batch_size: int | Shape | None = None,
-    max_length: int | None = None,
-  ) -> None:
-    """Used by `nnx.view`.
+  def make_cache(self, batch_size: int, size: int, dtype: Dtype | None = None) -> decoding.Cache:
+    """What `extend` starts from: room for `size` keys and values, or a state whose size depends on nothing."""
+    heads = self.num_heads, self.num_kv_heads, self.head_dim
+    return decoding.init(self._choice, batch_size, size, *heads, dtype or self.dtype or jnp.float32)
 
-    Args:
-      deterministic: False for training.
-      decode: whether to decode with a cache, which is made if there is none.
-      batch_size: batch shape of that cache.
-      max_length: length of that cache.
-    """
-    if deterministic is not None:
-      self.deterministic = deterministic
-    if decode is not None:
-      self.decode = decode
-    if decode and self.cached_key is None:
-      if batch_size is None or max_length is None:
-        raise TypeError(f"decode: expected batch_size and max_length of a cache, got {batch_size} and {max_length}")
-      batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-      self.init_cache((*batch, max_length, self.in_features), self.dtype or jnp.float32)
+  def _project(self, inputs_q: Any, inputs_k: Any, inputs_v: Any, sharding: Any) -> tuple[Array, Array, Array]:
+    """Queries, keys (with components, if projected) and values, in one dtype."""
+    query = self.query(inputs_q, out_sharding=sharding)
+    key = self.key(inputs_k, out_sharding=self.mixing.key_sharding(sharding, query.ndim))
+    value = self.value(inputs_v, out_sharding=sharding)
+    if self.query_ln is not None and self.key_ln is not None:
+      query, key = self.query_ln(query), self.key_ln(key)
+    return dtypes.promote_dtype((query, key, value), dtype=self.dtype)
+
+  def _extend(self, cache, query, key, value, mask, dropout) -> tuple[Array, decoding.Cache]:
+    components = self._components(None)
+    return decoding.extend(cache, self._choice, query, key, value, self.prior, components, mask, dropout)
+
+  def _dropout(self, training: bool, rngs: Any) -> dict[str, Any]:
+    rate = self.dropout_rate if training else 0.0
+    return stochastic.dropout_arguments(rate, self.broadcast_dropout, self.rngs, rngs)
+
+  @property
+  def _choice(self) -> mixing.Mixing:
+    """The choices that decide which kernel runs, with the random projection as it is now."""
+    return dataclasses.replace(self.mixing, feature_map=features.current(self.mixing.feature_map, self.projection))
+
+  def _components(self, log_prior: Array | None) -> mixing.Components:
+    shift = None if self.shift is None else self.shift[...]
+    variance = self.variance if self.log_variance is None else jnp.exp(self.log_variance[...])
+    return mixing.Components(shift, log_prior, variance)

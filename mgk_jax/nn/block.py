@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from mgk_jax.nn import names
 from mgk_jax.nn.config import TransformerConfig
+from mgk_jax.nn.decoding import Cache
 from mgk_jax.nn.dropout import Dropout
 
 EPSILON = 1e-5  # of the layer norms
@@ -77,17 +78,28 @@ class Block(nnx.Module):
       **attention: other arguments of `MixtureAttention.__call__`, such as masks.
     """
     mode: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
-    first, second = (_same, _same) if self.norm_last else (self.norm1, self.norm2)
-    context = None if context is None else first(context)
-    x = x + self.dropout(self.attention(first(x), context, **attention, **mode), **mode)
-    x = self.norm1(x) if self.norm_last else x
-    hidden = self.activation(self.mlp_in(second(x)))
-    x = x + self.dropout(self.mlp_out(self.dropout(hidden, **mode)), **mode)
-    return self.norm2(x) if self.norm_last else x
+    context = None if context is None else self._before(self.norm1, context)
+    attended = self.attention(self._before(self.norm1, x), context, **attention, **mode)
+    return self._add_and_mlp(x, attended, mode)
 
+  def extend(
+    self, x: Float[Array, "B T D"], cache: Cache, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None
+  ) -> tuple[Float[Array, "B T D"], Cache]:
+    """Applies the block to what follows the tokens of a cache, as `MixtureAttention.extend` does."""
+    mode: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
+    attended, cache = self.attention.extend(self._before(self.norm1, x), cache, **mode)
+    return self._add_and_mlp(x, attended, mode), cache
 
-def _same(x: jax.Array) -> jax.Array:
-  return x
+  def _add_and_mlp(self, x: jax.Array, attended: jax.Array, mode: dict[str, Any]) -> jax.Array:
+    x = self._after(self.norm1, x + self.dropout(attended, **mode))
+    hidden = self.activation(self.mlp_in(self._before(self.norm2, x)))
+    return self._after(self.norm2, x + self.dropout(self.mlp_out(self.dropout(hidden, **mode)), **mode))
+
+  def _before(self, norm: nnx.LayerNorm, x: jax.Array) -> jax.Array:
+    return x if self.norm_last else norm(x)
+
+  def _after(self, norm: nnx.LayerNorm, x: jax.Array) -> jax.Array:
+    return norm(x) if self.norm_last else x
 
 
 def make_dropout(rate: float, rngs: nnx.Rngs) -> Dropout:

@@ -1,7 +1,7 @@
-"""Decoding one token at a time: a cache of keys and values, or the recurrent state of linear attention."""
+"""Going on from the tokens so far: a sliding cache of keys and values, or the recurrent state of linear attention."""
 
-import math
-from typing import NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,107 +10,131 @@ from flax.typing import Dtype
 
 from mgk_jax.kernels import linear_state
 from mgk_jax.kernels.linear_state import LinearState
-from mgk_jax.nn import folding, mixing
-from mgk_jax.nn.folding import BatchShape
+from mgk_jax.nn import folding, mixing, priors
 from mgk_jax.nn.mixing import Components, Masks, Mixing
 
 
-class Caches(NamedTuple):
-  """The variables of one module.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache:
+  """Keys and values of the last C tokens; the token at position p lies in slot p mod C.
 
-  key and value are those of all tokens so far, [batch..., max_length, kv_heads, (M,) head_dim]; in linear attention
-  the sums over tokens of key features, [batch..., heads, F], and of their products with values, [batch..., heads, F,
-  head_dim]. peak [batch..., heads] is the common log scale of those sums; None elsewhere.
+  Attributes:
+    key: as projected, [B, C, kv_heads, (M,) head_dim].
+    value: [B, C, kv_heads, head_dim].
+    index: int32 [], how many tokens there were so far.
   """
 
-  key: nnx.Cache
-  value: nnx.Cache
-  peak: nnx.Cache | None
-  index: nnx.Cache
+  key: jax.Array
+  value: jax.Array
+  index: jax.Array
+
+  @property
+  def size(self) -> int:
+    """C."""
+    return self.key.shape[1]
+
+  def positions(self) -> jax.Array:
+    """Of the token in each slot, [C]; negative where there is none yet."""
+    last = self.index - 1
+    return last - (last - jnp.arange(self.size)) % self.size
+
+  def append(self, key: jax.Array, value: jax.Array) -> "KeyValueCache":
+    """The cache after T more tokens."""
+    T = key.shape[1]
+    kept = min(T, self.size)
+    slots = (self.index + jnp.arange(T - kept, T)) % self.size
+
+    def put(cached: jax.Array, new: jax.Array) -> jax.Array:
+      if kept == 1:
+        return jax.lax.dynamic_update_slice_in_dim(cached, new[:, -1:].astype(cached.dtype), slots[0], axis=1)
+      return cached.at[:, slots].set(new[:, T - kept :].astype(cached.dtype), unique_indices=True)
+
+    return KeyValueCache(put(self.key, key), put(self.value, value), self.index + T)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecurrentCache:
+  """The state of linear attention after the tokens so far, and how many there were, int32 []."""
+
+  state: LinearState
+  index: jax.Array
+
+
+Cache = KeyValueCache | RecurrentCache
 
 
 def init(
-  choice: Mixing,
-  batch_shape: BatchShape,
-  max_length: int,
-  num_heads: int,
-  num_kv_heads: int,
-  head_dim: int,
-  dtype: Dtype,
-) -> Caches:
-  """The caches before the first token."""
-  index = nnx.Cache(jnp.zeros((), jnp.int32))
+  choice: Mixing, batch_size: int, size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: Dtype
+) -> Cache:
+  """The cache before the first token."""
+  index = jnp.zeros((), jnp.int32)
   if choice.kernel == "linear":
-    state = LinearState.init(
-      math.prod(batch_shape), num_heads, head_dim, head_dim,
-      feature_map=choice.feature_map, dtype=jnp.promote_types(dtype, jnp.float32),
-    )  # fmt: skip
-    key, value, peak = (nnx.Cache(folding.unfold(x, batch_shape)) for x in (state.normaliser, state.kv, state.peak))
-    return Caches(key, value, peak, index)
-  shape = (*batch_shape, max_length, num_kv_heads)
-  key = nnx.Cache(jnp.zeros((*shape, *choice.component_axis, head_dim), dtype))
-  return Caches(key, nnx.Cache(jnp.zeros((*shape, head_dim), dtype)), None, index)
+    dtype = jnp.promote_types(dtype, jnp.float32)
+    state = LinearState.init(batch_size, num_heads, head_dim, head_dim, feature_map=choice.feature_map, dtype=dtype)
+    return RecurrentCache(state, index)
+  shape = (batch_size, size, num_kv_heads)
+  key = jnp.zeros((*shape, *choice.component_axis, head_dim), dtype)
+  return KeyValueCache(key, jnp.zeros((*shape, head_dim), dtype), index)
 
 
-def gather(key: nnx.Cache | None, value: nnx.Cache | None, peak: nnx.Cache | None, index: nnx.Cache | None) -> Caches:
-  """A module's caches; ValueError when there are none."""
-  if key is None or value is None or index is None:
-    raise ValueError("decode: expected an initialised cache, got none; call init_cache(input_shape) first")
-  return Caches(key, value, peak, index)
+def extend(
+  cache: Cache,
+  choice: Mixing,
+  query_BTNH: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  prior: nnx.Variable | None,
+  components: Components,
+  mask: jax.Array | None,
+  dropout: dict[str, Any],
+) -> tuple[jax.Array, Cache]:
+  """The attention of the next T tokens, [B, T, N, H], and the cache with them.
+
+  A query sees its own token and the C − 1 before it, in linear attention all before it. `key` and `value` have the
+  heads of the cache. Priors per position count from the first token ever; those past the last position have its prior.
+  """
+  N, T = query_BTNH.shape[2], query_BTNH.shape[1]
+  new_positions = cache.index + jnp.arange(T)
+  if isinstance(cache, RecurrentCache):
+    heads, state = linear_state.mixture_linear_attention_step(
+      cache.state,
+      query_BTNH,
+      mixing.component_keys(choice, folding.repeat_heads(key, N), components.shift),
+      folding.repeat_heads(value, N),
+      log_prior=priors.log_weights_at(prior, N, new_positions),
+      feature_map=choice.feature_map,
+    )
+    return heads, RecurrentCache(state, cache.index + T)
+  after = cache.append(key, value)
+  if T == 1:
+    key, value, positions = after.key, after.value, after.positions()
+    visible = (positions >= 0)[None, None, None]
+  else:
+    # What the new tokens push out of the cache is still seen by the first of them.
+    positions = jnp.concatenate([cache.positions(), new_positions])
+    key = jnp.concatenate([cache.key, key.astype(cache.key.dtype)], axis=1)
+    value = jnp.concatenate([cache.value, value.astype(cache.value.dtype)], axis=1)
+    age = new_positions[:, None] - positions
+    visible = ((age >= 0) & (age < cache.size) & (positions >= 0))[None, None]
+  key, value = (folding.repeat_heads(x, N).astype(query_BTNH.dtype) for x in (key, value))
+  masks = Masks(visible if mask is None else visible & mask, False, None, None, None)
+  components = components._replace(log_prior=priors.log_weights_at(prior, N, positions))
+  return mixing.attend(choice, query_BTNH, key, value, components, masks, dropout), after
 
 
-def check_step(
-  caches: Caches, choice: Mixing, key: jax.Array, batch_shape: BatchShape, masks: Masks, sow_weights: bool
-) -> None:
-  """Raises ValueError unless `key` is one token for the cache and the call asks for nothing that it cannot do."""
-  if key.shape[len(batch_shape)] != 1:
-    raise ValueError(f"decode: expected one token at a time, got {key.shape[len(batch_shape)]}")
-  if caches.key.shape[: len(batch_shape)] != batch_shape:
-    cached, batch = list(caches.key.shape), list(batch_shape)
-    raise ValueError(f"decode: expected the batch axes of the cache, whose shape is {cached}, got {batch}")
+def check(cache: Cache, choice: Mixing, key: jax.Array, masks: Masks, sow_weights: bool) -> None:
+  """Raises ValueError unless `key` [B, T, …] fits the cache and the call asks for nothing that it cannot do."""
+  batch = jax.tree.leaves(cache)[0].shape[0]
+  if batch != key.shape[0]:
+    raise ValueError(f"decode: expected the batch of the cache, {batch}, got {key.shape[0]}")
   if masks.query_seq_lengths is not None or masks.key_value_seq_lengths is not None:
     raise ValueError("decode: expected no sequence lengths (the cache knows how far it is filled; use mask), got some")
   if masks.segment_ids is not None:
     raise ValueError("decode: expected no segment_ids (a cache holds one sequence; use mask), got some")
-  if choice.kernel == "linear" and (masks.mask is not None or sow_weights):
-    got = "sow_weights=True" if masks.mask is None else "a mask"
-    raise ValueError(f"decode: expected neither mask nor sow_weights, as a state keeps no tokens apart, got {got}")
-
-
-def extend(caches: Caches, key: jax.Array, value: jax.Array, axis: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Writes one key and value at the index; returns all keys and values, and how many of them are valid.
-
-  When the cache is full the last entry is overwritten: under jit there is no way to raise.
-  """
-  index = caches.index[...]
-  for cache, new in ((caches.key, key), (caches.value, value)):
-    cache[...] = jax.lax.dynamic_update_slice_in_dim(cache[...], new.astype(cache.dtype), index, axis)
-  caches.index[...] = index + 1
-  return caches.key[...], caches.value[...], index + 1
-
-
-def recurrent_step(
-  caches: Caches,
-  choice: Mixing,
-  query_B1NH: jax.Array,
-  key: jax.Array,
-  value_B1NH: jax.Array,
-  components: Components,
-  batch_shape: BatchShape,
-) -> jax.Array:
-  """One token of linear attention, [B, 1, N, H]; `components.log_prior` is [N, M], that of this token."""
-  assert caches.peak is not None
-  variables = (caches.value, caches.key, caches.peak)
-  state = LinearState(*(folding.fold(variable[...], batch_shape) for variable in variables))
-  heads, state = linear_state.mixture_linear_attention_step(
-    state,
-    query_B1NH,
-    mixing.component_keys(choice, key, components.shift),
-    value_B1NH,
-    log_prior=components.log_prior,
-    feature_map=choice.feature_map,
-  )
-  for variable, new in zip(variables, (state.kv, state.normaliser, state.peak), strict=True):
-    variable[...] = folding.unfold(new, batch_shape)
-  caches.index[...] += 1
-  return heads
+  if sow_weights:
+    raise ValueError("decode: expected sow_weights=False (run the whole sequence without a cache), got True")
+  if masks.mask is not None and (choice.kernel == "linear" or key.shape[1] > 1):
+    what = "linear attention keeps no tokens apart" if choice.kernel == "linear" else f"{key.shape[1]} tokens at once"
+    raise ValueError(f"decode: expected no mask ({what}), got one")

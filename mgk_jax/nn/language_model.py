@@ -5,14 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Dtype
 from jaxtyping import Array, Float, Int
 
 from mgk_jax.nn.adaptive import AdaptiveVocabulary
 from mgk_jax.nn.block import Block, Style, make_dropout
 from mgk_jax.nn.config import LanguageModelConfig as LanguageModelConfig
+from mgk_jax.nn.decoding import Cache
 
 LONGEST_WAVELENGTH = 10_000
 INIT_STD = 0.02
+
+State = tuple[Cache, ...]  # of each block
 
 
 def style(config: LanguageModelConfig) -> Style:
@@ -57,28 +61,27 @@ class LanguageModel(nnx.Module):
     self,
     tokens: Int[Array, "B T"],
     *,
+    positions: Int[Array, "T"] | None = None,
     last_only: bool = False,
     deterministic: bool | None = None,
     rngs: nnx.Rngs | None = None,
     sow_weights: bool = False,
   ) -> Float[Array, "B T D"]:
-    """What the model has to say at each position about the word after it; `nll` and `log_probs` are made of it.
+    """What the model has to say at each position about the word after it, of which `losses` and `log_probs` are made.
 
     Args:
       tokens: [B, T], words by number.
+      positions: [T], of the tokens; None for 0, 1, …
       last_only: return the last position alone, [B, 1, D]; the last block computes no other.
       deterministic: False for training, True for evaluation, None for what train() or eval() set.
       rngs: for dropout; None: the modules' own.
       sow_weights: store each block's attention weights, as in `MixtureAttention`.
 
     Raises:
-      ValueError: more tokens than max_len with priors per position.
+      ValueError, TypeError: tokens that are not integers [B, T], or more than max_len with priors per position.
     """
-    check_tokens(tokens)
     mode: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
-    x = self.vocabulary.embed(tokens)
-    x = x + sinusoids(jnp.arange(tokens.shape[1]), self.config.emb_dim).astype(x.dtype)
-    x = self.dropout(x, **mode)
+    x = self._embed(tokens, jnp.arange(tokens.shape[-1]) if positions is None else positions, mode)
 
     def apply(block: Block, x: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
       return block(x, is_causal=True, sow_weights=sow_weights, deterministic=deterministic, rngs=rngs)
@@ -90,6 +93,52 @@ class LanguageModel(nnx.Module):
       x = self.blocks[-1](x[:, -1:], x, sow_weights=sow_weights, **mode)
     return self.dropout(x, **mode)
 
+  def extend(
+    self,
+    tokens: Int[Array, "B T"],
+    state: State,
+    *,
+    positions: Int[Array, "T"] | None = None,
+    deterministic: bool | None = None,
+    rngs: nnx.Rngs | None = None,
+  ) -> tuple[Float[Array, "B T D"], State]:
+    """`hidden` of tokens that follow those of a state, and the state with them.
+
+    Segment after segment, whatever their lengths, this gives what one pass over all gives. Linear attention (linear,
+    mlk, smlk) has a state of constant size that all earlier tokens have entered, and gradients reach it. The others
+    have the keys and values of the last `cache_len` tokens, and see no further back.
+
+    Args:
+      tokens: [B, T].
+      state: of the tokens before, from `init_state` or an earlier call.
+      positions: [T]; None to go on where the state ends, so that all is as in one pass with positions 0, 1, …; if they
+        start again with each segment, as in one pass with such positions.
+      deterministic, rngs: as in `hidden`. An EM prior is not re-estimated.
+    """
+    mode: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
+    x = self._embed(tokens, jnp.arange(tokens.shape[-1]) + state[0].index if positions is None else positions, mode)
+
+    def apply(block: Block, x: jax.Array, cache: Cache, rngs: nnx.Rngs | None) -> tuple[jax.Array, Cache]:
+      return block.extend(x, cache, deterministic=deterministic, rngs=rngs)
+
+    apply = nnx.remat(apply) if self.config.remat else apply
+    caches = []
+    for block, cache in zip(self.blocks, state, strict=True):
+      x, cache = apply(block, x, cache, rngs)
+      caches.append(cache)
+    return self.dropout(x, **mode), tuple(caches)
+
+  def init_state(self, batch_size: int, cache_len: int | None = None, dtype: Dtype | None = None) -> State:
+    """The state before the first token.
+
+    Args:
+      batch_size: B.
+      cache_len: how many tokens attention sees, its own included; None for max_len. Linear attention sees them all.
+      dtype: of cached keys and values; None for that of the computation.
+    """
+    size = self.config.max_len if cache_len is None else cache_len
+    return tuple(block.attention.make_cache(batch_size, size, dtype) for block in self.blocks)
+
   def nll(
     self,
     tokens: Int[Array, "B T"],
@@ -100,7 +149,12 @@ class LanguageModel(nnx.Module):
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T"]:
     """−log p(target) at each position, in float32, times its weight if there are weights."""
-    hidden = self.hidden(tokens, deterministic=deterministic, rngs=rngs)
+    return self.losses(self.hidden(tokens, deterministic=deterministic, rngs=rngs), targets, weights)
+
+  def losses(
+    self, hidden: Float[Array, "*batch D"], targets: Int[Array, "*batch"], weights: Float[Array, "*batch"] | None = None
+  ) -> Float[Array, "*batch"]:
+    """−log p(target), in float32, times weights if there are some. Never all logits at once."""
     if weights is None:
       return self.vocabulary.nll(hidden, targets)
     # What does not count is taken for a frequent word, which costs the least.
@@ -109,6 +163,11 @@ class LanguageModel(nnx.Module):
   def log_probs(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     """log p of all words after each position; memory O(positions · V)."""
     return self.vocabulary.log_probs(hidden)
+
+  def _embed(self, tokens: jax.Array, positions: jax.Array, mode: dict[str, Any]) -> jax.Array:
+    check_tokens(tokens)
+    x = self.vocabulary.embed(tokens)
+    return self.dropout(x + sinusoids(positions, self.config.emb_dim).astype(x.dtype), **mode)
 
 
 def sinusoids(positions: Int[Array, "*batch"], features: int) -> Float[Array, "*batch D"]:

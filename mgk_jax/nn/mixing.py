@@ -57,6 +57,9 @@ class Masks(NamedTuple):
   segment_ids: tuple[jax.Array, jax.Array] | None
 
 
+NO_MASKS = Masks(None, False, None, None, None)
+
+
 def attend(
   mixing: Mixing,
   query_BTNH: jax.Array,

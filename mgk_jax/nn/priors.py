@@ -30,26 +30,27 @@ def make(kind: str, scope: str, num_heads: int, num_components: int, max_len: in
   return variable(jnp.full(shape, 1 / num_components, dtype))
 
 
-def log_weights(
-  prior: nnx.Variable | None, num_heads: int, length: int, index: jax.Array | None = None
-) -> jax.Array | None:
-  """log π of the first `length` keys, or of the one at `index`: [N, M] or [length, N, M]; None for no prior.
-
-  An index past the last position takes the prior of the last one.
+def log_weights(prior: nnx.Variable | None, num_heads: int, length: int) -> jax.Array | None:
+  """log π of the first `length` keys: [N, M] or [length, N, M]; None for no prior.
 
   Raises:
     ValueError: a prior per position, and more keys than it has positions.
   """
+  if prior is not None and prior[...].ndim == 3 and length > prior.shape[0]:
+    raise ValueError(f"expected at most max_len={prior.shape[0]} keys with a prior per position, got {length}")
+  return log_weights_at(prior, num_heads, slice(length))
+
+
+def log_weights_at(prior: nnx.Variable | None, num_heads: int, positions: jax.Array | slice) -> jax.Array | None:
+  """log π of the keys at `positions` [S]: [N, M] or [S, N, M]. Positions past the last one have its prior."""
   if prior is None:
     return None
   value = prior[...]
   if value.ndim == 2:
     return log_clamped(jnp.broadcast_to(value, (num_heads, value.shape[-1])))
-  if index is not None:
-    return log_clamped(jax.lax.dynamic_index_in_dim(value, index, keepdims=False))
-  if length > value.shape[0]:
-    raise ValueError(f"expected at most max_len={value.shape[0]} keys with a prior per position, got {length}")
-  return log_clamped(value[:length])
+  if isinstance(positions, slice):
+    return log_clamped(value[positions])
+  return log_clamped(value[jnp.clip(positions, 0, len(value) - 1)])
 
 
 def log_clamped(prior: jax.Array) -> jax.Array:

@@ -82,6 +82,32 @@ def test_decoding_goes_on_from_a_prompt():
   np.testing.assert_allclose(out, point.define().output[:, 30:], **CLOSE)
 
 
+@pytest.mark.parametrize("prior", ["none", "position"])
+def test_segments_are_one_pass(prior):
+  """With gradients that reach the tokens of the segments before, also where the state outweighs what follows."""
+  _, inputs = problem(prior=prior)
+  if prior == "position":
+    inputs["log_prior"] -= 2 * jnp.arange(T)[:, None, None]
+  cotangent = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, 2, 5)), jnp.float32)
+
+  def in_segments(inputs):
+    state, parts = LinearState.init(2, 2, 4, 5), []
+    for first, last in ((0, 3), (3, 4), (4, T)):
+      tokens = [inputs[name][:, first:last] for name in ("query", "key", "value")]
+      log_prior = inputs["log_prior"][first:last] if prior == "position" else None
+      out, state = linear_state.mixture_linear_attention_step(state, *tokens, log_prior=log_prior)
+      parts.append(out)
+    return jnp.concatenate(parts, axis=1)
+
+  def value_and_gradient(run):
+    out, pull_back = jax.vjp(run, inputs)
+    return out, pull_back(cotangent)[0]
+
+  expected = jax.jit(lambda: value_and_gradient(lambda inputs: attention()(**inputs)))()
+  found = jax.jit(lambda: value_and_gradient(in_segments))()
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+
+
 def test_state_ignores_masked_keys():
   _, inputs = problem(prior="position")
   key, value, log_prior = inputs["key"][:, :9], inputs["value"][:, :9], inputs["log_prior"][:9]

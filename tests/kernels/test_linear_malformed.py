@@ -67,7 +67,7 @@ WRONG_CALLS = [
   (state, {"key": zeros(B, S, N, H)}, ValueError, "key: expected shape [B, S, N, M, H], got [2, 7, 3, 4]"),
   (state, {"value": zeros(B, 1, N, V)}, ValueError, "value: expected shape [B, S, N, V] = [2, 7, 3, 6]"),
   (state, {"mask": np.ones((T, S), bool)}, ValueError, "[B, N, T, S] = [2, 3, 1, 7], got [5, 7]"),
-  (step, {"query": zeros(B, 2, N, H)}, ValueError, "expected one token, T = S = 1, got query length T = 2"),
+  (step, {"query": zeros(B, 2, N, H)}, ValueError, "expected as many keys as queries, got query length T = 2"),
   (step, {"key": zeros(B, 3, N, M, H), "value": zeros(B, 3, N, V)}, ValueError, "and key length S = 3"),
   (step, {"log_prior": zeros(S, N, M)}, ValueError, "[3, 2] or [S, N, M] = [1, 3, 2], got [7, 3, 2]"),
   (step, {"state": zeros(B, N, H, V)}, TypeError, "state: expected a LinearState, got ndarray"),

@@ -79,6 +79,33 @@ def test_a_mask_applies_to_the_cache():
   np.testing.assert_allclose(decode(module, x, mask=mask), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+  ("name", "arguments"),
+  [("softmax", {}), ("mgk", {"prior_scope": "position", "max_len": T}), ("smgk", {"estep": "hard", "num_kv_heads": 1})],
+)
+def test_a_full_cache_slides(name, arguments):
+  """Whether tokens come one by one or several at once, a query sees the last C of them, its own included."""
+  C = 4
+  module = projecting.from_zeros(from_name, name, 2, D, **arguments)
+  x = normal(1, B, T + 1, D)[:, :T]
+  age = np.arange(T)[:, None] - np.arange(T)
+  expected = call(module, x, mask=(age >= 0) & (age < C))
+
+  @jit
+  def run(x):
+    outputs = []
+    for lengths in ([1] * T, [5, 1], [2, 3, 1]):
+      cache, parts = module.make_cache(B, C), []
+      for part in jnp.split(x, np.cumsum(lengths)[:-1], axis=1):
+        out, cache = module.extend(part, cache)
+        parts.append(out)
+      outputs.append(jnp.concatenate(parts, axis=1))
+    return outputs
+
+  for found in run(x):
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
 def test_decoding_leaves_an_em_prior_alone():
   module = projecting.from_zeros(MixtureAttention, 2, D, prior="em", max_len=T)
   before = np.asarray(module.prior[...])
@@ -92,8 +119,8 @@ def test_errors():
   with pytest.raises(ValueError, match=r"expected an initialised cache, got none; call init_cache"):
     module(token)
   module.init_cache((B, T, D))
-  with pytest.raises(ValueError, match=r"expected one token at a time, got 2"):
-    module(normal(1, B, 2, D))
+  with pytest.raises(ValueError, match=r"expected no mask \(2 tokens at once\), got one"):
+    module(normal(1, B, 2, D), mask=np.ones((B, 1, 2, T), bool))
   with pytest.raises(ValueError, match=r"expected the batch axes of the cache, .*, got \[3\]"):
     module(normal(1, 3, 1, D))
   with pytest.raises(ValueError, match=r"expected no sequence lengths"):
@@ -102,5 +129,5 @@ def test_errors():
     nnx.view(MixtureAttention(2, D, rngs=nnx.Rngs(0)), decode=True, max_length=5)
   linear = MixtureAttention(2, D, kernel="linear", rngs=nnx.Rngs(0), decode=True)
   linear.init_cache((B, T, D))
-  with pytest.raises(ValueError, match=r"expected neither mask nor sow_weights.*got a mask"):
+  with pytest.raises(ValueError, match=r"expected no mask \(linear attention keeps no tokens apart\), got one"):
     linear(token, mask=np.ones((B, 1, 1, T), bool))
