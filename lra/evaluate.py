@@ -19,8 +19,6 @@ from lra import prepare, tasks, train
 from lra.task import SPLITS
 from mgk_jax import training
 from mgk_jax.data import DataError
-from mgk_jax.training import records
-from mgk_jax.training.checkpoints import Checkpoints
 
 
 def evaluate(
@@ -51,36 +49,11 @@ def evaluate(
   here = jax.device_count()  # which may be another number than where it was trained
   config.mesh.update(data=here, model=1)
   config.update(batch_size=-(-config.batch_size // here) * here, accumulation_steps=1)
-  number = find_step(directory, step)
+  number = training.find_step(directory, step, training.ACCURACY)
   builder = prepare.require(tasks.builder(config, prepared_dir), data_dir)
   metrics = train.make_trainer(config, directory, builder).evaluate_checkpoint(number, split)
   examples = len(train.input_pipeline.source(builder, config.data.protocol, split))
   return {"split": split, "step": number, **metrics, "examples": examples}
-
-
-def find_step(directory: training.Workdir, step: str | int) -> int:
-  """The number of the step that is meant by "best", "latest" or a number.
-
-  Raises:
-    TrainingStopped: there is none.
-  """
-  if not directory.checkpoints.exists():
-    raise training.TrainingStopped(f"{directory} has no checkpoint yet")
-  with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-    there = checkpoints.steps
-  if not there:
-    raise training.TrainingStopped(f"{directory} has no checkpoint yet")
-  if step == "latest":
-    return there[-1]
-  if step == "best":
-    valid = {r["step"]: r["valid"] for r in records.read(directory.path / "metrics.jsonl") if "valid" in r}
-    judged = [number for number in there if number in valid]
-    if not judged:
-      raise training.TrainingStopped(f"{directory} was not evaluated yet: choose --step=latest or one of {there}")
-    return max(judged, key=lambda number: (valid[number]["accuracy"], -number))
-  if not str(step).isdigit() or int(step) not in there:
-    raise training.TrainingStopped(f"--step: expected best, latest or one of {list(there)}, got {step}")
-  return int(step)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

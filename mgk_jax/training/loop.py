@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from mgk_jax.training import mesh as meshes, signals, state as states, step as steps
 from mgk_jax.training.checkpoints import Checkpoints
 from mgk_jax.training.failures import Interrupted, TrainingStopped
+from mgk_jax.training.measure import LOSS, Measure
 from mgk_jax.training.progress import Progress
 from mgk_jax.training.records import Records
 from mgk_jax.training.schedule import Schedule
@@ -62,8 +63,7 @@ class Trainer:
     directory: of the run.
     name: what the progress bar calls it.
     make_model: from random streams.
-    objective: sums of metrics over a batch; the best step is the one with the highest "accuracy" or, where there is no
-      such metric, with the lowest "loss". Of equal ones it is the first.
+    objective: sums of metrics over a batch.
     optimizer: of the parameters.
     learning_rate: by step, to be written down.
     mesh: of devices.
@@ -72,6 +72,8 @@ class Trainer:
     accumulation_steps: parts into which a batch is cut.
     train_data: batches without end; each has the rows of this process.
     eval_data: the batches of "valid" and of "test".
+    measure: by which the best step is chosen, on the validation set; of equal ones it is the first.
+    derive: further metrics from the means of the others, such as a perplexity from the loss.
   """
 
   checkpoints: Checkpoints  # these three as long as it runs
@@ -93,9 +95,12 @@ class Trainer:
     accumulation_steps: int = 1,
     train_data: DataIterator,
     eval_data: Callable[[str], EvalBatches],
+    measure: Measure = LOSS,
+    derive: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None,
   ):
     self.directory, self.name, self.mesh, self.schedule = directory, name, mesh, schedule
     self.learning_rate, self.train_data, self.eval_data = learning_rate, train_data, eval_data
+    self.measure, self.derive = measure, derive or (lambda _: {})
     structure, self._init, self.shardings = states.plan(make_model, optimizer, mesh, seed)
     train_step = steps.make_train_step(structure, objective, optimizer, accumulation_steps=accumulation_steps)
     self.train_step = steps.compile_train_step(train_step, mesh, self.shardings)
@@ -143,18 +148,19 @@ class Trainer:
     """Means over every example of a split, each counted once."""
     total: dict[str, float] = {}
     pending: steps.Sums = {}
+    variables = state.variables
     batches = self.eval_data(split)
     progress = Progress(split, total=len(batches), unit="batch", leave=False, enabled=jax.process_index() == 0)
     with self.watch.evaluating(), progress:
       for batch in batches:
-        sums = self.eval_step(state.params, state.variables, self._put(batch))
+        variables, sums = self.eval_step(state.params, variables, self._put(batch))
         total = _add(total, self.stop.hear(_numbers(pending)))  # one batch late, as in training
         pending = self.stop.announce(sums, self.mesh)
         progress.advance()
         if self.stop:
           self.checkpoints.wait()  # the one before this evaluation
           raise self._interruption(self.progress.done)
-    return means(_add(total, self.stop.hear(_numbers(pending))))
+    return self._metrics(means(_add(total, self.stop.hear(_numbers(pending)))))
 
   def evaluate_checkpoint(self, step: int, split: str) -> dict[str, float]:
     """Means over a split from the checkpoint of a step; nothing is written.
@@ -210,12 +216,13 @@ class Trainer:
     step, on_devices = self._pending
     self._pending = None
     sums = self.stop.hear(_numbers(on_devices))
-    self._check_finite(step, means(sums))
+    metrics = self._metrics(means(sums))
+    self._check_finite(step, metrics)
     self.window.add(sums)
-    shown = {name: value for name, value in means(sums).items() if name != "grad_norm"}
+    shown = {name: value for name, value in metrics.items() if name != "grad_norm"}
     self.progress.advance(shown | self.watch.speeds(sums))
     if self.schedule.logs(step):
-      metrics = self.window.close() | {"learning_rate": float(self.learning_rate(step - 1))}
+      metrics = self._metrics(self.window.close()) | {"learning_rate": float(self.learning_rate(step - 1))}
       self.records.write(step, "train", metrics, measured=self.watch.speeds())
 
   def _judge(self, state: TrainState, step: int) -> None:
@@ -224,11 +231,14 @@ class Trainer:
     metrics = self.evaluate(state, "valid")
     self._check_finite(step, metrics)
     self.records.write(step, "valid", metrics)
-    if self.best is None or _score(metrics) > _score(self.best):
+    if self.best is None or self.measure.better(metrics, self.best):
       self.best = {"step": step, **metrics}
       self.checkpoints.best_step = step
     shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     self.progress.say(f"step {step}: valid {shown}" + (" (best so far)" if self.best["step"] == step else ""))
+
+  def _metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+    return {**means, **self.derive(means)}
 
   def _check_finite(self, step: int, metrics: Mapping[str, float]) -> None:
     if not all(math.isfinite(value) for value in metrics.values()):
@@ -267,7 +277,3 @@ def _numbers(sums: steps.Sums) -> dict[str, float]:
 
 def _add(total: Mapping[str, float], sums: Mapping[str, float]) -> dict[str, float]:
   return dict(total) | {name: total.get(name, 0.0) + value for name, value in sums.items()}
-
-
-def _score(metrics: Mapping[str, float]) -> float:
-  return metrics["accuracy"] if "accuracy" in metrics else -metrics["loss"]

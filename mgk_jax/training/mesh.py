@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 DATA, MODEL = "data", "model"
 
-# Where a variable's path ends, and how it then lies on the axis "model": by heads and by the hidden units of MLPs.
+# Where a variable's path ends, and how it then lies: over "model" by heads and by the hidden units of MLPs, over "data"
+# by rows of the batch.
 RULES: tuple[tuple[str, P], ...] = (
   (r"attention/(query|key|value)/kernel", P(None, MODEL)),  # [D, N, (M,) H]
   (r"attention/(query|key|value)/bias", P(MODEL)),  # [N, (M,) H]
@@ -20,6 +21,7 @@ RULES: tuple[tuple[str, P], ...] = (
   (r"mlp_in/kernel", P(None, MODEL)),  # [D, F]
   (r"mlp_in/bias", P(MODEL)),  # [F]
   (r"mlp_out/kernel", P(MODEL)),  # [F, D]
+  (r"carried/\d+", P(DATA)),  # [B, …]
 )
 
 
@@ -46,6 +48,20 @@ def make_mesh(data: int = -1, model: int = 1, *, devices: Sequence[Any] | None =
   return jax.make_mesh(
     (data, model), (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[: data * model]
   )
+
+
+def check_batch_size(mesh: Mesh, batch_size: int, accumulation_steps: int) -> None:
+  """A batch must fall into equal parts for devices and accumulation.
+
+  Raises:
+    ValueError: it does not.
+  """
+  parts = mesh.shape[DATA] * accumulation_steps
+  if accumulation_steps < 1 or batch_size < 1 or batch_size % parts:
+    raise ValueError(
+      f"batch_size: expected a multiple of {mesh.shape[DATA]} (devices along mesh.data) × "
+      f"{accumulation_steps} (accumulation_steps), got {batch_size}"
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -90,11 +106,11 @@ def variable_shardings(mesh: Mesh, variables: Any) -> Any:
     name = "/".join(str(getattr(part, "key", getattr(part, "name", part))) for part in path).removesuffix("/value")
     for rule, spec in RULES:
       if re.search(rule + "$", name):
-        axis = spec.index(MODEL)
-        if leaf.shape[axis] % mesh.shape[MODEL]:
+        axis, cut = next((axis, cut) for axis, cut in enumerate(spec) if cut)
+        if leaf.shape[axis] % mesh.shape[cut]:
+          of = "the number of heads and of mlp_dim" if cut == MODEL else "batch_size"
           raise ValueError(
-            f"mesh.model={mesh.shape[MODEL]}: expected a divisor of the number of heads and of mlp_dim, "
-            f"got {name} of shape {leaf.shape}"
+            f"mesh.{cut}={mesh.shape[cut]}: expected a divisor of {of}, got {name} of shape {leaf.shape}"
           )
         return NamedSharding(mesh, spec)
     return replicated(mesh)

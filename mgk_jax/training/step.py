@@ -16,6 +16,7 @@ from mgk_jax.training.state import Structure, TrainState, variables_of
 
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]  # metrics summed over the examples of a batch; "count" is the number of examples
+EvalStep = Callable[[nnx.State, nnx.State, Batch], tuple[nnx.State, Sums]]
 Objective = Callable[[Any, Batch, nnx.Rngs | None], Sums]  # of a model; "loss" is what training makes small
 
 
@@ -72,13 +73,17 @@ def _deal(x: jax.Array, parts: int) -> jax.Array:
   return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
 
 
-def make_eval_step(structure: Structure, objective: Objective) -> Callable[[nnx.State, nnx.State, Batch], Sums]:
-  """A step of evaluation: (params, variables, batch) to sums of the metrics."""
+def make_eval_step(structure: Structure, objective: Objective) -> EvalStep:
+  """A step of evaluation: (params, variables, batch) to (variables, sums of the metrics).
 
-  def step(params: nnx.State, variables: nnx.State, batch: Batch) -> Sums:
+  The variables are those for the next batch, for models that carry something along; EM priors stay as they are.
+  """
+
+  def step(params: nnx.State, variables: nnx.State, batch: Batch) -> tuple[nnx.State, Sums]:
     model = structure.merge(params, variables)
     model.eval()
-    return objective(model, batch, None)
+    sums = objective(model, batch, None)
+    return variables_of(model), sums
 
   return step
 
@@ -95,14 +100,12 @@ def compile_train_step(
   )
 
 
-def compile_eval_step(
-  step: Callable[[nnx.State, nnx.State, Batch], Sums], mesh: Mesh, shardings: TrainState
-) -> Callable[[nnx.State, nnx.State, Batch], Sums]:
+def compile_eval_step(step: EvalStep, mesh: Mesh, shardings: TrainState) -> EvalStep:
   """The step of evaluation under jit."""
   return jax.jit(
     _on(mesh, step),
     in_shardings=(shardings.params, shardings.variables, meshes.batch_sharding(mesh)),
-    out_shardings=meshes.replicated(mesh),
+    out_shardings=(shardings.variables, meshes.replicated(mesh)),
   )
 
 

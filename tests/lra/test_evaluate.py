@@ -99,13 +99,13 @@ def test_the_best_is_known_before_the_run_is_finished(begun):
   with pytest.raises(
     training.TrainingStopped, match=r"was not evaluated yet: choose --step=latest or one of \[2, 5, 8"
   ):
-    evaluate.find_step(directory, "best")
+    training.find_step(directory, "best", training.ACCURACY)
   lines = [json.dumps({"step": step, "valid": {"accuracy": accuracy}}) for step, accuracy in ((2, 0.5), (8, 0.5))]
   (begun / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "tr']))  # as a kill may leave it
-  assert evaluate.find_step(directory, "best") == 2  # of equal ones, the first
+  assert training.find_step(directory, "best", training.ACCURACY) == 2  # of equal ones, the first
   (begun / "checkpoints/2").rmdir()
-  assert evaluate.find_step(directory, "best") == evaluate.find_step(directory, "latest") == 8
-  assert evaluate.find_step(directory, "5") == evaluate.find_step(directory, 5) == 5
+  for step, number in (("best", 8), ("latest", 8), ("5", 5), (5, 5)):
+    assert training.find_step(directory, step, training.ACCURACY) == number
 
 
 @pytest.mark.parametrize(

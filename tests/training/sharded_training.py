@@ -90,7 +90,8 @@ def run(variant: str, mesh: jax.sharding.Mesh, evaluates: bool, start: states.Tr
   if evaluates:
     eval_step = steps.compile_eval_step(steps.make_eval_step(structure, lra.model.classify), mesh, shardings)
     for batch in input_pipeline.EvalBatches(VALID, listops.TASK, rows=rows, length=LENGTH):
-      for name, value in eval_step(state.params, state.variables, put(batch, mesh)).items():
+      _, sums = eval_step(state.params, state.variables, put(batch, mesh))
+      for name, value in sums.items():
         totals[name] = totals.get(name, 0.0) + float(value)
   return Run(first, state, np.array(losses), totals)
 

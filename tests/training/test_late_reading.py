@@ -42,7 +42,7 @@ class Recorder:
   def eval_step(self, params, variables, batch):
     self.evaluated += 1
     self.diary.append(f"dispatch eval {self.evaluated}")
-    return {"loss": Metric(f"read eval {self.evaluated}", 1.0, self.diary), "count": np.float32(1)}
+    return variables, {"loss": Metric(f"read eval {self.evaluated}", 1.0, self.diary), "count": np.float32(1)}
 
 
 def test_each_step_is_read_after_the_next_is_dispatched(tmp_path):

@@ -166,8 +166,9 @@ def test_evaluation_is_deterministic_and_changes_nothing():
     steps.make_eval_step(problem.structure, regression.objective), problem.mesh, problem.shardings
   )
   before = kept(problem.state)
-  sums = evaluate(problem.state.params, problem.state.variables, batch)
-  assert equal(sums, evaluate(problem.state.params, problem.state.variables, batch))
+  variables, sums = evaluate(problem.state.params, problem.state.variables, batch)
+  assert equal((variables, sums), evaluate(problem.state.params, problem.state.variables, batch))
+  assert equal(variables, problem.state.variables)
   assert equal(before, kept(problem.state))
   predicted = batch["x"] @ before.params["linear"]["kernel"][...] + before.params["linear"]["bias"][...]
   np.testing.assert_allclose(sums["loss"], np.sum((predicted[:, 0] - batch["y"]) ** 2), rtol=1e-5)

@@ -1,0 +1,112 @@
+"""The command that trains by a config: its flags, its messages, and what both programs do with them."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from mgk_jax.training import processes
+from mgk_jax.training.failures import reported
+from mgk_jax.training.targets import EXAMPLES
+
+
+def run(
+  name: str,
+  *,
+  example: str,
+  settle: Callable[[ml_collections.ConfigDict, Mapping[str, str]], None],
+  train: Callable[..., dict[str, Any]],
+  describe: Callable[[Mapping[str, Any]], str],
+  compile_for: Callable[..., str],
+  several: str,
+  expected: Sequence[type[Exception]] = (),
+) -> None:
+  """Runs the command. Its flags are defined here, so that who imports a program gets none.
+
+  Args:
+    name: of the program's module, such as "lra.train".
+    example: a config file with arguments.
+    settle: takes out of a config what has no effect; what the user chose is given as it was written.
+    train: from config, work directory, data_dir and prepared_dir to a summary.
+    describe: a summary in a few lines.
+    compile_for: from config, the name of a machine, variants and heads to a report.
+    several: what trains several models, for a message.
+    expected: further errors that are messages and no tracebacks.
+  """
+  package = name.partition(".")[0]
+  config = config_flags.DEFINE_config_file(
+    "config", None, f"A file of configs/{package} with arguments, e.g. {example}."
+  )  # fmt: skip
+  workdir = flags.DEFINE_string("workdir", None, "Where the run is written, and gone on with.")
+  data_dir = flags.DEFINE_string("data_dir", None, "Raw data, if they are not prepared yet.")
+  prepared_dir = flags.DEFINE_string(
+    "prepared_dir", None, f"Where prepared data are; see python -m {package}.prepare --help."
+  )
+  machine = flags.DEFINE_string(
+    "compile_for",
+    None,
+    f"Train nothing, but compile the training step for a machine that need not be there: {EXAMPLES}.",
+  )
+  compare = flags.DEFINE_list("compare", [], "With --compile_for: variants to compare, e.g. softmax,mgk,smgk.")
+  heads = flags.DEFINE_list("heads", [], "With --compile_for: numbers of heads to compare, e.g. 8,4.")
+  distributed = flags.DEFINE_bool(
+    "distributed",
+    False,
+    "This is one of several processes of a run, as on a TPU pod, under Slurm, Open MPI or Kubernetes. Elsewhere, "
+    "--coordinator, --num_processes and --process_id say which.",
+  )
+  coordinator = flags.DEFINE_string("coordinator", None, "With --distributed: HOST:PORT of process 0.")
+  num_processes = flags.DEFINE_integer("num_processes", None, "With --distributed: how many processes there are.")
+  process_id = flags.DEFINE_integer("process_id", None, "With --distributed: which process this is, from 0.")
+  flags.mark_flag_as_required(config)
+
+  def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f"expected --name=value only, got {argv[1:]}")
+    if not flags.FLAGS["verbosity"].present:
+      logging.set_verbosity(logging.WARNING)  # Orbax has much to say
+    with reported(*expected, ValueError, TypeError):
+      overrides = config_flags.get_override_values(flags.FLAGS["config"])
+      settle(config.value, {path: f"--config.{path}={value}" for path, value in overrides.items()})
+      if machine.value:
+        print(compile_for(config.value, machine.value, variants=compare.value, heads=[int(x) for x in heads.value]))
+        return
+      if compare.value or heads.value:
+        raise ValueError(f"--compare and --heads go with --compile_for; {several} trains several models")
+      if not workdir.value:
+        raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
+      if distributed.value:
+        processes.join(coordinator.value, num_processes.value, process_id.value)
+      elif coordinator.value or num_processes.value or process_id.value is not None:
+        raise ValueError("--coordinator, --num_processes and --process_id go with --distributed")
+      summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
+      if jax.process_index() == 0:
+        print(describe(summary))
+
+  app.run(main, flags_parser=lambda argv: _parse(argv, name, example))
+
+
+def _parse(argv: list[str], name: str, example: str) -> list[str]:
+  """What absl's parser does; errors in a config, for which ml_collections has tracebacks, are messages here as well."""
+  try:
+    left = flags.FLAGS(argv)
+    _ = flags.FLAGS.config.model  # a file that could not be read is an error only now
+    return left
+  except OSError as error:
+    *_, reason = str(error).splitlines()
+    message = f"--config: expected a Python file such as {example.partition(':')[0]}: {reason.strip()}"
+  except (AttributeError, KeyError) as error:
+    keys = [link.args[0] for link in _chain(error) if isinstance(link, KeyError)]
+    message = "--config: no setting " + str(keys[0]).replace("\n", ". ") if keys else f"--config: {error}"
+  except flags.Error as error:
+    message = f"--config: {_chain(error)[-1]}" if "Traceback" in str(error) else str(error)
+  sys.exit(f"{message}\nSee python -m {name} --help")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+  """An error, the one during which it came up, and so on."""
+  return [error, *(_chain(error.__context__) if error.__context__ else ())]
