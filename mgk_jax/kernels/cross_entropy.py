@@ -4,7 +4,8 @@
 
 goes through the rows in chunks, forwards and backwards, and only through those that count: what comes after the first
 `count` rows costs nothing, so that a caller can put the rows that matter first. The gradient computes a chunk's logits
-once more, dz_tc = g_t (exp(z_tc − log Σ) − [c = y]), and adds its parts to the derivatives in place.
+once more, dz_tc = g_t (exp(z_tc − log Σ) − [c = y]), and adds its parts to the derivatives in place. What concerns the
+targets, z_ty and [c = y], is a gather and a scatter of T rows, apart from the chunks.
 """
 
 from typing import Any
@@ -51,45 +52,43 @@ def _cross_entropy(hidden_TD, weight_CD, bias_C, targets_T, count) -> jax.Array:
 def _forward(hidden_TD, weight_CD, bias_C, targets_T, count):
   chunks = _Chunks(hidden_TD.shape[0], weight_CD.shape[0])
   counted = jnp.arange(hidden_TD.shape[0]) < count
-  hidden, targets = chunks.pad(jnp.where(counted[:, None], hidden_TD, 0)), chunks.pad(targets_T)
+  hidden_TD = jnp.where(counted[:, None], hidden_TD, 0)
+  hidden = chunks.pad(hidden_TD)
 
-  def step(i, carry):
-    losses, normalisers = carry
+  def step(i, normalisers):
     logits = _logits(chunks.rows(hidden, i), weight_CD, bias_C)
-    normaliser = jax.nn.logsumexp(logits, axis=1)
-    of_target = jnp.take_along_axis(logits, chunks.rows(targets, i)[:, None], axis=1)[:, 0]
-    return chunks.set(losses, i, normaliser - of_target), chunks.set(normalisers, i, normaliser)
+    peak = jnp.max(logits, axis=1)
+    return chunks.set(normalisers, i, peak + jnp.log(jnp.sum(jnp.exp(logits - peak[:, None]), axis=1)))
 
   dtype = jnp.promote_types(hidden_TD.dtype, jnp.float32)
-  empty = (jnp.zeros(len(hidden), dtype),) * 2
-  losses, normalisers = lax.fori_loop(0, chunks.number(count), step, empty)
-  losses = jnp.where(counted, losses[: len(counted)], 0)
+  normalisers = lax.fori_loop(0, chunks.number(count), step, jnp.zeros(len(hidden), dtype))
+  # The targets' logits by themselves: to pick them out of all would read those once more.
+  of_target = jnp.sum(hidden_TD.astype(dtype) * weight_CD[targets_T].astype(dtype), axis=1) + bias_C[targets_T]
+  losses = jnp.where(counted, normalisers[: len(counted)] - of_target, 0)
   return losses, (hidden_TD, weight_CD, bias_C, targets_T, count, normalisers)
 
 
 def _backward(residuals, by_loss_T: jax.Array):
   hidden_TD, weight_CD, bias_C, targets_T, count, normalisers = residuals
-  T, C = hidden_TD.shape[0], weight_CD.shape[0]
-  chunks = _Chunks(T, C)
-  counted = jnp.arange(hidden_TD.shape[0]) < count
-  hidden, targets = chunks.pad(jnp.where(counted[:, None], hidden_TD, 0)), chunks.pad(targets_T)
-  by_loss = chunks.pad(jnp.where(counted, by_loss_T, 0))
+  T = hidden_TD.shape[0]
+  chunks = _Chunks(T, weight_CD.shape[0])
+  by_loss_T = jnp.where(jnp.arange(T) < count, by_loss_T, 0)
+  weight = at_least_float32(weight_CD)
+  # With a column of ones beside the rows the same product sums the derivatives by the biases.
+  rows_TD = jnp.concatenate([at_least_float32(hidden_TD), jnp.ones((T, 1), weight.dtype)], axis=1)
+  hidden, rows, by_loss = chunks.pad(hidden_TD), chunks.pad(rows_TD), chunks.pad(by_loss_T)
 
   def step(i, carry):
-    by_hidden, by_weight, by_bias = carry
-    rows = chunks.rows(hidden, i)
-    probabilities = jnp.exp(_logits(rows, weight_CD, bias_C) - chunks.rows(normalisers, i)[:, None])
-    is_target = jnp.arange(C) == chunks.rows(targets, i)[:, None]
-    by_logits = jnp.where(is_target, probabilities - 1, probabilities) * chunks.rows(by_loss, i)[:, None]
-    by_hidden = chunks.set(by_hidden, i, by_logits @ at_least_float32(weight_CD))
-    by_weight = by_weight + by_logits.T @ at_least_float32(rows)
-    return by_hidden, by_weight, by_bias + jnp.sum(by_logits, axis=0)
+    by_hidden, by_weight = carry
+    logits = _logits(chunks.rows(hidden, i), weight_CD, bias_C)
+    share = jnp.exp(logits - chunks.rows(normalisers, i)[:, None]) * chunks.rows(by_loss, i)[:, None]
+    return chunks.set(by_hidden, i, share @ weight), by_weight + share.T @ chunks.rows(rows, i)
 
-  dtype = by_loss.dtype
-  empty = jnp.zeros(hidden.shape, dtype), jnp.zeros(weight_CD.shape, dtype), jnp.zeros(bias_C.shape, dtype)
-  by_hidden, by_weight, by_bias = lax.fori_loop(0, chunks.number(count), step, empty)
-  operands = (hidden_TD, weight_CD, bias_C)
-  found = (by_hidden[:T], by_weight, by_bias)
+  empty = jnp.zeros(hidden.shape, weight.dtype), jnp.zeros((weight.shape[0], rows.shape[1]), weight.dtype)
+  by_hidden, by_weight = lax.fori_loop(0, chunks.number(count), step, empty)
+  by_hidden = by_hidden[:T] - by_loss_T[:, None] * weight[targets_T]
+  by_weight = by_weight.at[targets_T].add(-by_loss_T[:, None] * rows_TD)
+  operands, found = (hidden_TD, weight_CD, bias_C), (by_hidden, by_weight[:, :-1], by_weight[:, -1])
   return *(x.astype(operand.dtype) for x, operand in zip(found, operands, strict=True)), None, None
 
 
