@@ -17,7 +17,8 @@ def report(
   config: ml_collections.ConfigDict, target_name: str, *, variants: Sequence[str] = (), heads: Sequence[int] = ()
 ) -> str:
   """What a step needs of each device of a machine, as a table; see `mgk_jax.training.comparison.report`."""
-  return comparison.report(
+  tokens = config.data.pad_to or config.data.length
+  return f"{config.task}, batches of {config.batch_size} × {tokens} tokens, on " + comparison.report(
     config, target_name, compile_config=compile_config, settle=schema.settle, variants=variants, heads=heads
   )
 

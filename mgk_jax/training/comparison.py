@@ -1,5 +1,6 @@
 """The training steps of a config and of its variants, compiled for a machine that is not there."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
@@ -32,14 +33,17 @@ def report(
     ValueError: no such machine, or settings that are not possible.
     TrainingStopped: the compiler for it is not installed.
   """
+  models = {
+    f"{variant}, {number} head{'s' if number > 1 else ''}": with_model(config, variant, number, settle)
+    for variant in variants or [config.model.attention]
+    for number in heads or [config.model.num_heads]
+  }
   target = targets.find(target_name)
   needs: dict[str, ahead.Needs] = {}
   model_flops: dict[str, float] = {}
-  for variant in variants or [config.model.attention]:
-    for number in heads or [config.model.num_heads]:
-      chosen = with_model(config, variant, number, settle)
-      name = f"{variant}, {number} head{'s' if number > 1 else ''}"
-      needs[name], model_flops[name] = compile_config(chosen, target)
+  for name, chosen in models.items():
+    print(f"compiling {name} …", file=sys.stderr, flush=True)
+    needs[name], model_flops[name] = compile_config(chosen, target)
   return ahead.describe(target, needs, model_flops)
 
 
