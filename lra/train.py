@@ -8,12 +8,10 @@ summary.json.
 """
 
 import functools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
 
 import lra.model
@@ -53,17 +51,12 @@ def train(
   """
   check(config)
   directory = training.Workdir(workdir)
-  with directory.claim(config.to_dict()):
-    if (summary := directory.summary()) is not None:
-      print(f"{directory} holds a finished run.", file=sys.stderr)
-      return summary
+
+  def work() -> dict[str, Any]:
     builder = prepare.require(tasks.builder(config, prepared_dir), data_dir)
-    trainer = make_trainer(config, directory, builder)
-    outcome = trainer.run()
-    summary = summarize(config, builder, outcome)
-    if jax.process_index() == 0:
-      directory.write_summary(summary)
-  return summary
+    return summarize(config, builder, make_trainer(config, directory, builder).run())
+
+  return directory.run(config.to_dict(), work)
 
 
 def check(config: ml_collections.ConfigDict) -> None:

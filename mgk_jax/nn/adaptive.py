@@ -77,8 +77,9 @@ class AdaptiveVocabulary(nnx.Module):
     self.tables = tables()
     self.projections = nnx.List([normal(PROJECTION_STD, width, features) for width in widths if div_val > 1])
     self.bias = nnx.Param(jnp.zeros(vocab_size, param_dtype))
-    self.cluster_weight = normal(WEIGHT_STD, len(cutoffs), features)
-    self.cluster_bias = nnx.Param(jnp.zeros(len(cutoffs), param_dtype))
+    # None instead of empty arrays, which checkpoints cannot hold.
+    self.cluster_weight = normal(WEIGHT_STD, len(cutoffs), features) if cutoffs else nnx.data(None)
+    self.cluster_bias = nnx.Param(jnp.zeros(len(cutoffs), param_dtype)) if cutoffs else nnx.data(None)
     self.softmax_tables = nnx.data(None) if tie_embeddings else tables()
     self.softmax_projections = nnx.Dict(
       {str(i): normal(PROJECTION_STD, width, features) for i, width in enumerate(widths) if div_val > 1 and not ties[i]}
@@ -147,6 +148,8 @@ class AdaptiveVocabulary(nnx.Module):
 
   def _head(self) -> tuple[jax.Array, jax.Array]:
     """Weights and biases of the first cluster's words and of the other clusters."""
+    if self.cluster_weight is None or self.cluster_bias is None:
+      return self._table(0), self._bias(0)
     weight = jnp.concatenate([self._table(0), self.cluster_weight[...]])
     return weight, jnp.concatenate([self._bias(0), self.cluster_bias[...]])
 

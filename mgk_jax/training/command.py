@@ -24,6 +24,7 @@ def run(
   compile_for: Callable[..., str],
   several: str,
   expected: Sequence[type[Exception]] = (),
+  afterwards: str = "",
 ) -> None:
   """Runs the command. Its flags are defined here, so that who imports a program gets none.
 
@@ -36,6 +37,7 @@ def run(
     compile_for: from config, the name of a machine, variants and heads to a report.
     several: what trains several models, for a message.
     expected: further errors that are messages and no tracebacks.
+    afterwards: what to say in the end; {workdir} is put in.
   """
   package = name.partition(".")[0]
   config = config_flags.DEFINE_config_file(
@@ -53,6 +55,9 @@ def run(
   )
   compare = flags.DEFINE_list("compare", [], "With --compile_for: variants to compare, e.g. softmax,mgk,smgk.")
   heads = flags.DEFINE_list("heads", [], "With --compile_for: numbers of heads to compare, e.g. 8,4.")
+  flags.register_validator(
+    heads, lambda texts: all(text.isdecimal() and int(text) for text in texts), "expected whole numbers such as 8,4"
+  )
   distributed = flags.DEFINE_bool(
     "distributed",
     False,
@@ -86,6 +91,8 @@ def run(
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
       if jax.process_index() == 0:
         print(describe(summary))
+        if afterwards:
+          print(afterwards.format(workdir=workdir.value))
 
   app.run(main, flags_parser=lambda argv: _parse(argv, name, example))
 

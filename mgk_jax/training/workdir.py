@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,25 @@ class Workdir:
 
   def __str__(self) -> str:
     return str(self.path)
+
+  def run(self, config: Mapping[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Takes the directory, does a run in it unless it holds a finished one, and writes what came out.
+
+    Args:
+      config: of the run.
+      work: does the run and returns its summary.
+
+    Raises:
+      TrainingStopped: as `claim` does, and whatever `work` raises.
+    """
+    with self.claim(config):
+      if (summary := self.summary()) is not None:
+        print(f"{self} holds a finished run.", file=sys.stderr)
+        return summary
+      summary = work()
+      if jax.process_index() == 0:
+        self.write_summary(summary)
+    return summary
 
   @contextlib.contextmanager
   def claim(self, config: Mapping[str, Any]) -> Iterator[None]:

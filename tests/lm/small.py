@@ -1,5 +1,6 @@
 """Small corpora in exactly the formats in which the real ones are published."""
 
+import importlib
 import random
 import zipfile
 from pathlib import Path
@@ -54,3 +55,19 @@ def prepared(folder, name="wikitext2"):
 def tokens(content):
   """Words of a text and the ends of its lines, by the definition."""
   return [word for line in content.decode().splitlines() for word in [*line.split(" "), "<eos>"] if word]
+
+
+MODEL = "layers=1,emb_dim=8,mlp_dim=8,heads=2,head_dim=4,cutoffs=8/20"
+RUN = "batch=4,length=8,steps=6,warmup=2,eval_every=3,log_every=2,lr=1e-2"
+
+
+def argument(arg, sizes=(MODEL, RUN)):
+  """What stands behind the colon: `arg`, and small sizes for all that it does not set."""
+  given = {part.partition("=")[0] for part in arg.split(",")}
+  rest = [part for size in sizes for part in size.split(",") if part.partition("=")[0] not in given]
+  return ",".join([arg, *rest])
+
+
+def get_config(arg, name="wikitext2_small"):
+  """A shipped config, small but for what `arg` sets."""
+  return importlib.import_module(f"configs.lm.{name}").get_config(argument(arg))
