@@ -108,9 +108,11 @@ def variable_shardings(mesh: Mesh, variables: Any) -> Any:
       if re.search(rule + "$", name):
         axis, cut = next((axis, cut) for axis, cut in enumerate(spec) if cut)
         if leaf.shape[axis] % mesh.shape[cut]:
-          of = "the number of heads and of mlp_dim" if cut == MODEL else "batch_size"
+          if cut == DATA:  # rows of a batch that is not used here
+            return replicated(mesh)
           raise ValueError(
-            f"mesh.{cut}={mesh.shape[cut]}: expected a divisor of {of}, got {name} of shape {leaf.shape}"
+            f"mesh.model={mesh.shape[MODEL]}: expected a divisor of the number of heads and of mlp_dim, "
+            f"got {name} of shape {leaf.shape}"
           )
         return NamedSharding(mesh, spec)
     return replicated(mesh)

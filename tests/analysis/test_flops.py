@@ -165,3 +165,31 @@ def test_sizes_that_the_model_does_not_take(batch_size, length, error, message):
 def test_other_settings_are_refused():
   with pytest.raises(TypeError, match="expected a ClassifierConfig or DualEncoderConfig, got EncoderConfig"):
     flops.training_flops(listops().encoder(), 1, 8)
+
+
+def test_language_models():
+  """By the shapes of the matrices that a word goes through, counted from the model itself."""
+  shares = [0.5, 0.3, 0.2]
+  sizes = {"vocab_size": 60, "cutoffs": (10, 30), "emb_dim": 16, "mlp_dim": 24, "num_layers": 2, "num_heads": 2}
+  for div_val in (1, 2):
+    config = mgk_jax.LanguageModelConfig(attention="softmax", head_dim=4, max_len=8, div_val=div_val, **sizes)
+    model = nnx.eval_shape(lambda config=config: mgk_jax.LanguageModel(config, rngs=nnx.Rngs(0)))
+    count = flops.language_model_flops(config, 3, 8, shares)
+    block = model.blocks[0]
+    matrices = [getattr(block.attention, name).kernel for name in ("query", "key", "value", "out")]
+    products = sum(2 * x.size for x in (*matrices, block.mlp_in.kernel, block.mlp_out.kernel))
+    vocabulary = model.vocabulary
+    head = vocabulary.tables[0].size + (vocabulary.cluster_weight.shape[0] * vocabulary.tables[0].shape[1])
+    tails = sum(share * table.size for share, table in zip(shares[1:], list(vocabulary.tables)[1:], strict=True))
+    projections = [x.size for x in vocabulary.projections]
+    if projections:  # of each word's embedding, of the head, and of the tails
+      tails += sum(share * size for share, size in zip(shares, projections, strict=True))
+      tails += projections[0] + sum(share * size for share, size in zip(shares[1:], projections[1:], strict=True))
+    attention = 2 * 2 * 2 * 4 * (8 * 9 // 2) * 2  # scores and values, 2 heads of 4, pairs up to each word, 2 layers
+    expected = 3 * 8 * (2 * products + 2 * (head + tails)) + 3 * attention
+    assert count.forward == pytest.approx(expected, rel=0.02)  # shares are rounded to whole numbers
+    assert count.num_tokens == 24 and count.training == 3 * count.forward
+  zipf = flops.language_model_flops(config, 3, 8)
+  assert zipf.projections == count.projections and 0.5 < zipf.classifier / count.classifier < 2
+  with pytest.raises(ValueError, match="shares: expected one for each of 3 clusters, got 2"):
+    flops.language_model_flops(config, 3, 8, shares[:2])
