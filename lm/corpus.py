@@ -170,7 +170,8 @@ class Corpus:
 
   @property
   def _again(self) -> str:
-    return "prepare the data again: python -m lm.prepare NAME --overwrite"
+    name = self.path.parent.name.removeprefix("lm_")
+    return f"prepare the data again: python -m lm.prepare {name} --data_dir=FOLDER_OR_ARCHIVE --overwrite"
 
   def __repr__(self) -> str:
     sizes = ", ".join(f"{split} {number:,}" for split, number in self.metadata["num_tokens"].items())

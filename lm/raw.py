@@ -13,6 +13,7 @@ from mgk_jax.training.progress import Progress
 EOS, UNKNOWN = b"<eos>", b"<unk>"
 PIECE = 1 << 20  # bytes that are read at once
 _MEGABYTE = 1_000_000
+_TEXTS = (".tokens", ".raw", ".txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,11 @@ def _locate(
   dataset: Dataset, data_dir: Path, files: Mapping[str, str]
 ) -> tuple[Path, Mapping[str, tuple[int, Callable[[], Iterator[bytes]]]]]:
   """The folder or archive with files of text, and the files: size and reader by name."""
+  if data_dir.is_file() and data_dir.suffix in _TEXTS:
+    raise DataError(
+      f"{dataset.name}: expected the folder with {dataset.looking_for}, got a file of it; "
+      f"say --data_dir={data_dir.parent}"
+    )
   if data_dir.is_file():
     return data_dir, _in_archive(data_dir)
   for place in (data_dir, data_dir / dataset.folder):
@@ -113,7 +119,7 @@ def _in_archive(archive: Path) -> dict[str, tuple[int, Callable[[], Iterator[byt
   """The files of text in an archive."""
 
   def wanted(path: PurePosixPath) -> bool:
-    return not path.name.startswith(".") and path.suffix in (".tokens", ".raw", ".txt", "")
+    return not path.name.startswith(".") and path.suffix in (*_TEXTS, "")
 
   sizes = {str(path): member.size for path, member in archives.members(archive, wanted, show=False)}
   return {name: (size, _member_reader(archive, name)) for name, size in sizes.items()}

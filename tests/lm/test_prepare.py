@@ -151,6 +151,8 @@ def test_missing_files(tmp_path, capsys):
     assert prepare.main(arguments(place, tmp_path)) == 1
     error = capsys.readouterr().err
     assert message in error and "--download" in error and "sha256" in error
+  with pytest.raises(DataError, match=r"got a file of it; say --data_dir=.*/raw"):
+    prepare.prepare(WIKITEXT2, tmp_path / "raw/other.txt", tmp_path / "prepared")
   small.write(tmp_path / "two", {"train": b"a\n", "valid": b"a\n", "test": b"a\n"})
   for name in ("wiki.train.tokens", "wiki.train.a.tokens", "wiki.train.b.tokens"):
     (tmp_path / "two" / name).write_bytes(b"a\n")
