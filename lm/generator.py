@@ -22,6 +22,7 @@ from lm.trained import evaluated
 from mgk_jax.training.state import Structure
 
 WORDS_AT_ONCE = 32  # in one call of a compiled program
+WORDS_READ_AT_ONCE = 1024
 
 
 class Carry(NamedTuple):
@@ -100,7 +101,7 @@ class Generator:
       yield Words(tokens, log_probs, time.perf_counter() - began)
 
   def read(self, params: Any, variables: Any, tokens: Int[np.ndarray, "B T"]) -> Carry:
-    """After the beginning of all texts, in one pass; of long ones in several, as a cache has to be no longer."""
+    """After the beginning of all texts, in one pass, or in several to bound the memory that attention takes."""
     empty = self._start(params, variables, tokens.shape[0])
     pieces = range(0, tokens.shape[1], self._piece)
     return functools.reduce(
@@ -109,7 +110,7 @@ class Generator:
 
   @property
   def _piece(self) -> int:
-    return self.cache_len or 1024
+    return min(self.cache_len or WORDS_READ_AT_ONCE, WORDS_READ_AT_ONCE)
 
   @functools.cached_property
   def _start(self) -> Any:

@@ -25,7 +25,8 @@ from mgk_jax.training import mesh as meshes
 from mgk_jax.training.signals import StopRequest
 from mgk_jax.training.state import Structure
 
-CPU_ACTIVATIONS = 2**23  # bytes of an MLP's hidden layer that stay in the caches of a CPU: larger batches are slower
+CPU_ACTIVATIONS = 2**20  # of an MLP's hidden layer: what does not stay in the caches of a CPU is slower
+CPU_WORDS = 1024  # enough for products of full speed
 ACCELERATOR_ROWS = 128
 
 
@@ -223,5 +224,5 @@ class Scorer:
 def default_batch_size(config: mgk_jax.LanguageModelConfig, window: int, devices: int) -> int:
   """Windows at once on so many devices: on CPUs as many as stay in their caches."""
   if jax.default_backend() == "cpu":
-    return devices * max(1, CPU_ACTIVATIONS // (4 * window * config.mlp_dim))
+    return devices * max(1, max(CPU_WORDS, CPU_ACTIVATIONS // config.mlp_dim) // window)
   return devices * ACCELERATOR_ROWS
