@@ -11,19 +11,24 @@ from jax import lax
 from mgk_jax.kernels import dispatch, dropout as dropout_lib, tiles
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
-from mgk_jax.kernels.heads import vary_alike
+from mgk_jax.kernels.heads import one_by_one, over_heads, vary_alike
 from mgk_jax.kernels.masking import Masking
+from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
 KEY_BLOCK = 1024
-KEY_BLOCK_WITH_LENGTHS = 512  # smaller steps, since blocks past the length cost nothing
+SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length or the diagonal cost nothing
+
+
+# First block, one past the last, and whether causality cuts through their tiles.
+Ranges = list[tuple[jax.Array | int, jax.Array | int, bool]]
 
 
 class Limits(NamedTuple):
   """What restricts the pairs of a head, all of it without a gradient. Parts that don't restrict are None.
 
-  With leading axes [B or 1, N or 1] for all heads; without them inside `heads.map_heads`.
+  With leading axes [B or 1, N or 1] for all heads; without them in a `Head`.
   """
 
   key_bias: jax.Array | None  # [S], 0 or −inf
@@ -59,13 +64,13 @@ def limits(masking: Masking, dims: Dims, dtype: jnp.dtype, dropout: Dropout | No
   )
 
 
-def can_factor(scores: Scores, limits: Limits, options: Options) -> jax.Array | None:
+def can_factor(scores: Scores, limits: Limits) -> jax.Array | None:
   """Whether the factored form is safe for each head, [B, N]: min(R_u, R_w) ≤ SAFE_RANGE, derived in `scores`.
 
   None where there is nothing to factor.
   """
   shares_product = scores.key.shape[2] == 1 < scores.num_components
-  if not shares_product or options.estep == "hard" or scores.row is None or scores.column is None:
+  if not shares_product or scores.row is None or scores.column is None:
     return None
 
   def spread(x_BNML: jax.Array) -> jax.Array:
@@ -78,17 +83,37 @@ def can_factor(scores: Scores, limits: Limits, options: Options) -> jax.Array | 
   return lax.stop_gradient(jnp.minimum(jnp.max(row_range, axis=-1), jnp.max(column_range, axis=-1)) <= SAFE_RANGE)
 
 
-def in_best_form(kernel: Callable[..., Any], options: Options, operands: tuple[Any, ...]) -> Any:
-  """Runs `kernel` on one head, in the factored form where that is safe, else with all components' scores.
+def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any, ...]) -> Any:
+  """`kernel` on every head, in the factored form where that is safe for all heads of a device, else with all scores.
 
-  The operands are scores, anything, limits, what `can_factor` says, and anything.
+  Args:
+    kernel: takes a `Head` and the operands that are not part of it.
+    options: of all heads.
+    operands: scores, anything, limits, what `can_factor` says, and anything.
   """
-  scores, first, limits, factored, *rest = operands
 
-  def run(use_factors: bool) -> Callable[[], Any]:
-    return lambda: kernel(Head(scores, limits, options, factored=use_factors), first, *rest)
+  def run(use_factors: bool, operands: tuple[Any, ...]) -> Any:
+    def one(operands: tuple[Any, ...]) -> Any:
+      scores, first, limits, _, *rest = operands
+      return kernel(Head(scores, limits, options, factored=use_factors), first, *rest)
 
-  return run(False)() if factored is None else lax.cond(factored, run(True), run(False))
+    return one_by_one(one, operands)
+
+  def local(operands: tuple[Any, ...]) -> Any:
+    factored = operands[3]
+    if factored is None:
+      return run(False, operands)
+    # Once for all heads: a choice for each of them would copy its operands and results.
+    return lax.cond(jnp.all(factored), functools.partial(run, True), functools.partial(run, False), operands)
+
+  return over_heads(local, operands)
+
+
+def loop(ranges: Ranges, step: Callable[[bool, jax.Array, Any], Any], carry: Any) -> Any:
+  """`carry` after `step(is_cut, block, carry)` for every block of the ranges."""
+  for first, last, is_cut in ranges:
+    carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
+  return carry
 
 
 class Head:
@@ -112,7 +137,8 @@ class Head:
     self.options, self.limits = options, limits
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
-    self.key_size = _block_size(self.S, KEY_BLOCK if limits.key_length is None else KEY_BLOCK_WITH_LENGTHS)
+    ends_early = options.is_causal or limits.key_length is not None
+    self.key_size = _block_size(self.S, SMALL_KEY_BLOCK if ends_early else KEY_BLOCK)
     self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 
@@ -122,13 +148,10 @@ class Head:
     key = self.pad_columns(scores.key, 1)
     row, column = scores.row, scores.column
     self.mixing: tiles.Mixing | None = None
-    if self.products == 1 and row is not None and column is not None:
-      if factored:
-        column, self.mixing = self._factorise(row, column)
-        row = None
-      elif options.estep == "hard":
-        self.mixing = tiles.Maxima(list(self.pad_rows(row)), list(self.pad_columns(column)))
-        row = column = None
+    if factored:
+      assert row is not None and column is not None
+      column, self.mixing = self._factorise(row, column)
+      row = None
     # Arrays of their own: XLA:CPU does not vectorise a loop over a tile that reads several rows of one array.
     self.row = None if row is None else list(self.pad_rows(row))
     column = self._restrict(column, scores.shared)
@@ -156,12 +179,15 @@ class Head:
     self.dropout_rows = None if rows is None else self.pad_rows(rows)
     self.dropout_columns = None if columns is None else self.pad_columns(columns)
 
-  def _factorise(self, row_MT: jax.Array, column_MS: jax.Array) -> tuple[jax.Array, tiles.Factors]:
-    """ŵ, [1, S], and the factors; padding has factors of 1, so that their products can be divided by."""
-    top_row, top_column = jnp.max(row_MT, axis=0), jnp.max(column_MS, axis=0)
-    row = jnp.exp(row_MT - top_row)
-    column = jnp.exp(column_MS - jnp.where(jnp.isneginf(top_column), 0, top_column))
-    return top_column[None], tiles.Factors(list(self.pad_rows(row, fill=1)), list(self.pad_columns(column, fill=1)))
+  def _factorise(self, row_MT: jax.Array, column_MS: jax.Array) -> tuple[jax.Array, tiles.Mixing]:
+    """ŵ, [1, S], and what is left of u and w; zeros for keys that nobody sees, where it is not bounded."""
+    top = jnp.max(column_MS, axis=0, keepdims=True)
+    unseen = jnp.isneginf(top) if self.limits.key_bias is None else jnp.isneginf(top + self.limits.key_bias)
+    row = self.pad_rows(row_MT - jnp.max(row_MT, axis=0))
+    column = self.pad_columns(jnp.where(unseen, 0, column_MS - top))
+    if self.options.estep == "hard":
+      return top, tiles.Maxima(list(row), list(column))
+    return top, tiles.Factors(list(jnp.exp(row)), list(jnp.exp(column)))
 
   def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
     """All that the scores add for each key, −inf at masked keys and at padding."""
@@ -181,11 +207,11 @@ class Head:
 
   def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the queries along `axis` up to whole blocks."""
-    return _pad(x, axis, self.query_size, fill)
+    return fill_up(x, self.query_size, axis=axis, fill=fill)
 
   def pad_columns(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the keys along `axis` up to whole blocks."""
-    return _pad(x, axis, self.key_size, fill)
+    return fill_up(x, self.key_size, axis=axis, fill=fill)
 
   def rows(self, x: jax.Array, i: jax.Array, axis: int = -1) -> jax.Array:
     """Query block i of an array that has the padded queries along `axis`."""
@@ -216,25 +242,35 @@ class Head:
     joined = jnp.swapaxes(x.reshape(blocks, C, self.key_size, *rest), 0, 1)
     return joined.reshape(C, blocks * self.key_size, *rest)[:, : self.S]
 
-  def last_key_block(self, i: jax.Array) -> jax.Array | int:
-    """One past the last key block that query block i can see."""
+  def key_ranges(self, i: jax.Array) -> Ranges:
+    """The key blocks that query block i can see: those that it sees as a whole, then those that causality cuts."""
     if not self.options.is_causal:
-      return self.key_blocks
-    return jnp.minimum(self.key_blocks, -(-(i + 1) * self.query_size // self.key_size))
+      return [(0, self.key_blocks, False)]
+    last = jnp.minimum(self.key_blocks, -(-(i + 1) * self.query_size // self.key_size))
+    if self.T == self.query_size:  # a single block of queries sees no other as a whole that would be worth a program
+      return [(0, last, True)]
+    cut = jnp.minimum((i * self.query_size + 1) // self.key_size, last)
+    return [(0, cut, False), (cut, last, True)]
 
-  def first_query_block(self, j: jax.Array) -> jax.Array | int:
-    """The first query block that can see key block j."""
-    return j * self.key_size // self.query_size if self.options.is_causal else 0
+  def query_ranges(self, j: jax.Array) -> Ranges:
+    """The query blocks that can see key block j: those that causality cuts, then those that see it as a whole."""
+    if not self.options.is_causal:
+      return [(0, self.query_blocks, False)]
+    first = jnp.minimum(j * self.key_size // self.query_size, self.query_blocks)
+    if self.T == self.query_size:
+      return [(first, self.query_blocks, True)]
+    whole = jnp.minimum(-((1 - (j + 1) * self.key_size) // self.query_size), self.query_blocks)
+    return [(first, whole, True), (whole, self.query_blocks, False)]
 
-  def allowed(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
-    """What mask, segments and causality allow in a tile, [keys, queries]; None if everything."""
+  def allowed(self, i: jax.Array, j: jax.Array, is_cut: bool) -> jax.Array | None:
+    """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
     parts = []
     if self.pair_mask is not None:
       mask = self.rows(self.pair_mask, i, 0)
       parts.append((mask if mask.shape[1] == 1 else self.columns(mask, j)).T)
     if self.limits.query_segments is not None:
       parts.append(self.columns(self.key_segments, j)[:, None] == self.rows(self.query_segments, i))
-    if self.options.is_causal:
+    if is_cut:
       query_index = i * self.query_size + jnp.arange(self.query_size)
       key_index = j * self.key_size + jnp.arange(self.key_size)
       parts.append(key_index[:, None] <= query_index)
@@ -242,14 +278,12 @@ class Head:
 
   def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> tiles.Tiles:
     """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""
-    mixing = self.tile_mixing(i, j)
     product = lax.dynamic_index_in_dim(self.key, j, keepdims=False) @ self.rows(self.query_HT, i)
     return tiles.scores(
       [product] if self.products == 1 else product.reshape(self.products, self.key_size, self.query_size),
       None if self.row is None else [self.rows(x, i) for x in self.row],
       None if self.column is None else [self.columns(x, j) for x in self.column],
       allowed,
-      mixing.top() if isinstance(mixing, tiles.Maxima) else None,
     )
 
   def tile_mixing(self, i: jax.Array, j: jax.Array) -> tiles.Mixing | None:
@@ -282,12 +316,3 @@ def _block_size(length: int, target: int) -> int:
 def _block_count(length: int, size: int, valid: jax.Array | None) -> jax.Array | int:
   count = -(-length // size)
   return count if valid is None else jnp.clip(-(-valid // size), 0, count)
-
-
-def _pad(x: jax.Array, axis: int, multiple: int, fill: float) -> jax.Array:
-  missing = -x.shape[axis] % multiple
-  if not missing:
-    return x
-  widths = [(0, 0)] * x.ndim
-  widths[axis] = (0, missing)
-  return jnp.pad(x, widths, constant_values=fill)

@@ -11,7 +11,7 @@ from mgk_jax.kernels import blocks, checks, dispatch, masking, reference, scores
 from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
 from mgk_jax.kernels.blocks import Head, Options
 from mgk_jax.kernels.checks import Dims
-from mgk_jax.kernels.heads import map_heads, vary_alike
+from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -157,9 +157,9 @@ def _blocked_statistics(
     row, column = (None if x is None else x[:, :, 1:] - x[:, :, :1] for x in (scores.row, scores.column))
     scores = Scores(scores.query, scores.key[:, :, 1:] - scores.key[:, :, :1], row, column)
   options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
-  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits, options)))
+  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits)))
   kernel = functools.partial(_statistics_of_head, dims.M)
-  counts, sums = map_heads(functools.partial(blocks.in_best_form, kernel, options), operands)
+  counts, sums = blocks.map_heads(kernel, options, operands)
   if limits.key_bias is not None:
     alive = alive & (limits.key_bias == 0)[:, :, None]
   return jnp.where(alive, counts, 0), jnp.where(alive[..., None], sums, 0)
@@ -173,8 +173,8 @@ def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax
   F = features.shape[1]
 
   def key_block(j, sums):
-    def query_block(i, sums):
-      allowed, scores = head.allowed(i, j), head.scores(i, j, allowed=None)
+    def query_block(is_cut, i, sums):
+      allowed, scores = head.allowed(i, j, is_cut), head.scores(i, j, allowed=None)
       scores = [*jnp.zeros((M - head.num_components, 1, 1), features.dtype), *scores]
       gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(i, j))
       gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
@@ -182,7 +182,7 @@ def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax
       return sums + jnp.stack([tile @ head.rows(features, i, 0) for tile in gamma])
 
     start = head.full((M, head.key_size, F))
-    block = lax.fori_loop(head.first_query_block(j), head.query_blocks, query_block, start)
+    block = blocks.loop(head.query_ranges(j), query_block, start)
     return lax.dynamic_update_index_in_dim(sums, block.reshape(-1, F), j, 0)
 
   empty = head.full((len(head.key), M * head.key_size, F))

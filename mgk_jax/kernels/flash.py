@@ -93,7 +93,7 @@ def attention(
     )
   )
   limits = blocks.limits(dataclasses.replace(masking, query_lengths=None, key_lengths=None), dims, jnp.float32)
-  factored = blocks.can_factor(scores, limits, options)
+  factored = None if estep == "hard" else blocks.can_factor(scores, limits)
   value = jnp.einsum("bsnv->bnsv", value_BSNV)
   scores = dataclasses.replace(scores, scale=None if scores.scale is None else scores.scale[None, None])
   backend.module.check(_plan(scores, value, options, factored is not None))

@@ -2,7 +2,7 @@
 
 A kernel whose loops end where the sequence ends cannot be vectorised over examples of different lengths without
 running every one of them to the longest; and a plain loop over the batch would gather a batch that is sharded over
-devices. `map_heads` is a loop that is neither: under `vmap` the new axis joins the batch, and under sharding each
+devices. `one_by_one` within `over_heads` does neither: under `vmap` the new axis joins the batch, and each
 device loops over the examples and heads that it holds, with no communication.
 """
 
@@ -59,40 +59,45 @@ def present_layout() -> Layout | None:
   return _layout.get()
 
 
-def map_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
-  """`kernel(operands[b, n])` for every example b and head n.
-
-  Args:
-    kernel: from the operands of one head, without the axes B and N, to a tree of arrays.
-    operands: a tree of arrays with leading axes [B or 1, N or 1]; size 1 is broadcast. The first one has the full
-      B and N, and its sharding along them decides that of all others.
-
-  Returns:
-    The kernel's results with leading axes [B, N].
-  """
-  return over_heads(kernel, operands, _loop)
-
-
-def over_heads(
-  kernel: Callable[[Tree], Tree], operands: Tree, run: Callable[..., tuple[jax.Array, ...]] | None = None
-) -> Tree:
+def over_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
   """`kernel(operands)` on the examples and heads that a device holds; with `vmap`, the new axis joins the batch.
 
   Args:
     kernel: from operands with the axes [B or 1, N or 1] to a tree of arrays with the axes [B, N].
-    operands: as in `map_heads`.
-    run: in place of a plain call, runs the kernel, made a function of arrays, on the operands that a device holds.
+    operands: a tree of arrays with leading axes [B or 1, N or 1]; size 1 is broadcast. The first one has the full
+      B and N, and its sharding along them decides that of all others.
   """
   leaves, treedef = jax.tree.flatten(operands)
   results: list[Any] = []  # the structure of the kernel's result, known once it has been traced
 
-  def flat_kernel(*head_leaves: jax.Array) -> tuple[jax.Array, ...]:
-    out_leaves, out_treedef = jax.tree.flatten(kernel(jax.tree.unflatten(treedef, head_leaves)))
+  def local(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+    out_leaves, out_treedef = jax.tree.flatten(kernel(jax.tree.unflatten(treedef, leaves)))
     results[:] = [out_treedef]
     return tuple(out_leaves)
 
-  out_leaves = _vectorisable(flat_kernel if run is None else functools.partial(run, flat_kernel), *leaves)
+  out_leaves = _vectorisable(local, *leaves)
   return jax.tree.unflatten(results[0], out_leaves)
+
+
+def one_by_one(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
+  """`kernel(operands[b, n])` for one example b and head n after another, with leading axes [B, N].
+
+  Args:
+    kernel: from the operands of one head, without the axes B and N, to a tree of arrays.
+    operands: as in `over_heads`.
+  """
+  B, N = jax.tree.leaves(operands)[0].shape[:2]
+  if B == 0:
+    one_example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), operands)
+    out = jax.eval_shape(functools.partial(one_by_one, kernel), one_example)
+    return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), out)
+
+  def at(index: jax.Array) -> Tree:
+    b, n = index // N, index % N
+    return kernel(jax.tree.map(lambda x: x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0], operands))
+
+  out = jax.lax.map(at, jnp.arange(B * N)) if B * N != 1 else jax.tree.map(lambda x: x[None], at(jnp.int32(0)))
+  return jax.tree.map(lambda x: x.reshape(B, N, *x.shape[1:]), out)
 
 
 def vary_alike(tree: Tree) -> Tree:
@@ -188,20 +193,3 @@ def _sharding_rule(full: tuple[int, ...], operands: list[Any], results: list[Any
 
   rule = f"{', '.join(map(factors, operands))} -> {', '.join(map(factors, results))}"
   return rule, tuple(whole)
-
-
-def _loop(kernel: Callable[..., tuple[jax.Array, ...]], *operands: jax.Array) -> tuple[jax.Array, ...]:
-  """One head after another on this device."""
-  B, N = operands[0].shape[:2]
-  if B == 0:
-    one_example = (jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in operands)
-    return tuple(
-      jnp.zeros((0, *x.shape[1:]), x.dtype) for x in jax.eval_shape(functools.partial(_loop, kernel), *one_example)
-    )
-
-  def at(index: jax.Array) -> tuple[jax.Array, ...]:
-    b, n = index // N, index % N
-    return kernel(*(x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0] for x in operands))
-
-  out = jax.lax.map(at, jnp.arange(B * N)) if B * N != 1 else tuple(x[None] for x in at(jnp.int32(0)))
-  return tuple(x.reshape(B, N, *x.shape[1:]) for x in out)

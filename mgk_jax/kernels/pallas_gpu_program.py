@@ -216,8 +216,9 @@ class Program:
       mask = self.load("mask", t=i, s=j) != 0
       mask = mask.T if self.holds_keys else mask
       allowed = mask if allowed is None else allowed & mask
-    extra = mixing.top() if isinstance(mixing, tiles.Maxima) else None
-    return tiles.scores(products, row, keys.column, allowed, extra), mixing
+    if isinstance(mixing, tiles.Maxima):
+      products = [product + mixing.top() for product in products]
+    return tiles.scores(products, row, keys.column, allowed), mixing
 
   def gradient(
     self, i: Any, j: Any, queries: Queries, keys: Keys, is_diagonal: bool

@@ -125,7 +125,7 @@ def _forward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
     old_peak = peak[...]
     new_peak = jnp.maximum(old_peak, tiles.peak(scores, keepdims=True))
     offset = jnp.where(new_peak == -jnp.inf, 0, new_peak)
-    weights = tiles.weights(scores, offset, grid.plan.estep, mixing)
+    weights = tiles.weights(scores, offset, grid.plan.estep, mixing if isinstance(mixing, tiles.Factors) else None)
     rescale = jnp.exp(old_peak - offset)
     value = operands.value[...]
     peak[...] = new_peak
@@ -170,7 +170,8 @@ def _backward_kernel(grid: Grid, query_lengths, key_lengths, *refs) -> None:
     scores, mixing = grid.tile(operands, i, j, key_lengths[b])
     query, value, by_out = operands.query[...], operands.value[...], by_out_ref[...]
     by_weight = dot(value, by_out, (0, 0)) - mean[...]
-    tile = tiles.backward(scores, log_normaliser[...], by_weight, plan.estep, mixing)
+    factors = mixing if isinstance(mixing, tiles.Factors) else None  # maxima are part of the scores
+    tile = tiles.backward(scores, log_normaliser[...], by_weight, plan.estep, factors)
     by_value[...] += dot(by_out, tile.weights.astype(by_out.dtype), (1, 1))
     by_products = tile.scores if len(tile.scores) == plan.K else [tile.inner]
     queries = pl.ds(pl.multiple_of(i * size.query, LANES), size.query)

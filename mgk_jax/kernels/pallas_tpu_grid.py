@@ -153,8 +153,9 @@ class Grid:
       query_index = i * self.size.query + lax.broadcasted_iota(jnp.int32, (1, self.size.query), 1)
       below = key_index <= query_index
       allowed = below if allowed is None else allowed & below
-    extra = mixing.top() if isinstance(mixing, tiles.Maxima) else None
-    return tiles.scores(products, row, column, allowed, extra), mixing
+    if isinstance(mixing, tiles.Maxima):
+      products = [product + mixing.top() for product in products]
+    return tiles.scores(products, row, column, allowed), mixing
 
 
 def dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:

@@ -31,17 +31,17 @@ class Factors(NamedTuple):
 
 
 class Maxima(NamedTuple):
-  """u_ir and w_jr of each component in a hard E step on a shared product: only max_r counts."""
+  """u_ir − û_i and w_jr − ŵ_j of each component in a hard E step: only max_r of their sum counts."""
 
   row: Sequence[Row]
   column: Sequence[Column]
 
   def sums(self) -> list[Tile]:
-    """u_ir + w_jr for each component r."""
+    """(u_ir − û_i) + (w_jr − ŵ_j) for each component r."""
     return [_as_column(column) + row for row, column in zip(self.row, self.column, strict=True)]
 
   def top(self) -> Tile:
-    """max_r (u_ir + w_jr)."""
+    """max_r of the sums."""
     return _max(self.sums())
 
 
@@ -53,7 +53,7 @@ class Gradient(NamedTuple):
 
   weights: Tile
   scores: Tiles  # one per component; one for all if there is a `Mixing`
-  inner: Tile  # factored form: the derivative by the score without the factor E
+  inner: Tile  # their sum; in the factored form the derivative by the score without the factor E
 
 
 def scores(
@@ -61,14 +61,12 @@ def scores(
   row: Sequence[Row] | None,
   column: Sequence[Column] | None,
   allowed: Tile | None,
-  extra: Tile | None = None,
 ) -> Tiles:
-  """s_r = κ_r·q + w_r + u_r (+ extra) for each component r, −inf where not allowed; `products` are κ_r·q."""
+  """s_r = κ_r·q + w_r + u_r for each component r, −inf where not allowed; `products` are κ_r·q."""
   if isinstance(products, jax.Array):
     tile = products if column is None else products + jnp.stack(column)[:, :, None]
     tile = tile if row is None else tile + jnp.stack(row)[:, None]
     return tile if allowed is None else jnp.where(allowed, tile, -jnp.inf)
-  products = products if extra is None else [product + extra for product in products]
   count = max(len(x) for x in (products, row, column) if x is not None)
   tiles = []
   for r in range(count):
@@ -83,13 +81,15 @@ def peak(scores: Tiles, *, keepdims: bool = False) -> Row:
   """The largest score of each query, [queries], or [1, queries] with `keepdims`."""
   if isinstance(scores, jax.Array):
     return jnp.max(scores, axis=(0, 1))
-  return jnp.max(_max(scores), axis=0, keepdims=keepdims)
+  return functools.reduce(jnp.maximum, [jnp.max(score, axis=0, keepdims=keepdims) for score in scores])
 
 
 def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
   """Unnormalised attention weights exp(−offset) Σ_r exp(s_r) or their hard form."""
   if isinstance(mixing, Factors):
     return jnp.exp(scores[0] - offset) * mixing.product()
+  if isinstance(mixing, Maxima):
+    return jnp.exp(scores[0] - offset + mixing.top())
   if estep == "hard":
     return jnp.exp(_max(scores) - offset)
   return _sum([jnp.exp(score - offset) for score in scores])
@@ -120,8 +120,12 @@ def backward(scores: Tiles, log_normaliser: jax.Array, by_weight: Tile, estep: s
   """
   if isinstance(mixing, Factors):
     posterior, product = jnp.exp(scores[0] - log_normaliser), mixing.product()
+    weights = posterior * product
+    return Gradient(weights, [weights * by_weight], posterior * by_weight)
+  if isinstance(mixing, Maxima):
+    posterior = jnp.exp(scores[0] - log_normaliser + mixing.top())
     inner = posterior * by_weight
-    return Gradient(posterior * product, [inner * product], inner)
+    return Gradient(posterior, [inner], inner)
   if estep == "hard" and len(scores) > 1:
     posterior = jnp.exp(_max(scores) - log_normaliser)
     inner = posterior * by_weight
@@ -142,18 +146,28 @@ def by_product(tile: Gradient, products: int) -> Tile:
   return tile.scores[0] if len(tile.scores) == products else tile.inner
 
 
-def by_component(tile: Gradient, mixing: Maxima | None) -> Tiles:
-  """The derivative by u_ir + w_jr of each component, where these are terms of a sum."""
+def by_component(tile: Gradient, mixing: Mixing | None) -> Tiles:
+  """The derivative by u_ir + w_jr of each component."""
+  if isinstance(mixing, Factors):
+    return [tile.scores[0] * share for share in responsibilities(tile.scores, "soft", mixing)]
   return tile.scores if mixing is None else _to_winners(tile.inner, mixing.sums())
 
 
-def by_additive_terms(tile: Gradient, mixing: Mixing | None) -> tuple[jax.Array, jax.Array]:
-  """The derivatives by the row term u, [M, queries], and the column term w, [M, keys], that a tile contributes."""
-  if isinstance(mixing, Factors):
-    row, column = jnp.stack(mixing.row), jnp.stack(mixing.column)
-    return row * (column @ tile.inner), column * (tile.inner @ row.T).T
-  parts = by_component(tile, mixing)
-  return jnp.stack([jnp.sum(x, axis=0) for x in parts]), jnp.stack([jnp.sum(x, axis=1) for x in parts])
+def by_additive_terms(
+  tile: Gradient, mixing: Mixing | None, by_row: Row, by_column: Column
+) -> tuple[jax.Array, jax.Array]:
+  """The derivatives by the row terms u, [M, queries], and the column terms w, [M, keys], that a tile contributes.
+
+  Args:
+    tile: what the tile passes back, of components that share a product.
+    mixing: how they are mixed, or None.
+    by_row, by_column: the derivatives by a term of all components, of which the last one gets what the others leave.
+  """
+  *parts, _ = by_component(tile, mixing)
+  # Products with ones, since XLA:CPU does not sum a tile in the loop that computes it.
+  over_keys, over_queries = jnp.ones((1, len(by_column)), by_row.dtype), jnp.ones((len(by_row), 1), by_row.dtype)
+  rows, columns = [(over_keys @ part)[0] for part in parts], [(part @ over_queries)[:, 0] for part in parts]
+  return jnp.stack([*rows, by_row - _sum(rows)]), jnp.stack([*columns, by_column - _sum(columns)])
 
 
 def _as_column(x: Column) -> jax.Array:
@@ -178,4 +192,5 @@ def _sum(tiles: Tiles) -> Tile:
 
 
 def _max(tiles: Tiles) -> Tile:
-  return functools.reduce(jnp.maximum, tiles)
+  # `jnp.maximum` takes longer, as it looks for NaN; here `peak` has already found them.
+  return functools.reduce(lambda x, y: jnp.where(x > y, x, y), tiles)

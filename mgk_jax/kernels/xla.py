@@ -1,6 +1,6 @@
 """Attention in blocks with its own gradient: temporary memory O(T + S), and no work for padding.
 
-Each head of each example (`heads.map_heads`) is computed tile by tile with a running maximum and sum. The backward
+Each head of each example (`blocks.map_heads`) is computed tile by tile with a running maximum and sum. The backward
 pass computes every tile once more from its scores and gets all gradients from it: with transposed tiles dk and dv
 accumulate over the inner loop and dqᵀ in place, and all five products are plain row-major ones.
 """
@@ -15,7 +15,7 @@ from mgk_jax.kernels import blocks, tiles
 from mgk_jax.kernels.blocks import Head, Limits, Options
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
-from mgk_jax.kernels.heads import map_heads, vary_alike
+from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -27,7 +27,7 @@ def attention(
   scores = scores.folded()
   options = Options(estep, masking.is_causal, 0.0 if dropout is None else dropout.rate)
   limits = blocks.limits(masking, dims, scores.query.dtype, dropout)
-  factored = blocks.can_factor(scores, limits, options)
+  factored = blocks.can_factor(scores, limits)
   value = jnp.einsum("bsnv->bnsv", value_BSNV).astype(scores.query.dtype)
   out_BNTV = _attention(options, *vary_alike((scores, value, limits, factored)))
   return jnp.einsum("bntv->btnv", out_BNTV)
@@ -42,16 +42,14 @@ def _attention(
 
 def _forward(options: Options, scores: Scores, value_BNSV: jax.Array, limits: Limits, factored: jax.Array | None):
   operands = (scores, value_BNSV, limits, factored)
-  out, log_normaliser = map_heads(functools.partial(blocks.in_best_form, _forward_head, options), operands)
+  out, log_normaliser = blocks.map_heads(_forward_head, options, operands)
   return out, (operands, out, log_normaliser)
 
 
 def _backward(options: Options, residuals, by_out: jax.Array):
   operands, out, log_normaliser = residuals
   mean_by_weight = jnp.einsum("bntv,bntv->bnt", out, by_out)
-  by_scores, by_value = map_heads(
-    functools.partial(blocks.in_best_form, _backward_head, options), (*operands, by_out, log_normaliser, mean_by_weight)
-  )
+  by_scores, by_value = blocks.map_heads(_backward_head, options, (*operands, by_out, log_normaliser, mean_by_weight))
   return by_scores, by_value, None, None
 
 
@@ -64,9 +62,9 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
   def query_block(i, outputs):
-    def key_block(j, carry):
+    def key_block(is_cut, j, carry):
       old_peak, total_VQ = carry
-      scores = head.scores(i, j, allowed=head.allowed(i, j))
+      scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
       peak = jnp.maximum(old_peak, tiles.peak(scores))
       offset = jnp.where(jnp.isneginf(peak), 0, peak)
       weights = tiles.weights(scores, offset, head.options.estep, head.tile_mixing(i, j))
@@ -79,7 +77,7 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       return peak, total_VQ + update
 
     start = head.full((head.query_size,), -jnp.inf), head.full((V + 1, head.query_size))
-    peak, total_VQ = lax.fori_loop(0, head.last_key_block(i), key_block, start)
+    peak, total_VQ = blocks.loop(head.key_ranges(i), key_block, start)
     mass = total_VQ[-1]
     alive = mass > 0
     out = jnp.where(alive, total_VQ[:-1] / jnp.where(alive, mass, 1), 0)
@@ -98,29 +96,28 @@ def _backward_head(
 ) -> tuple[Scores, jax.Array]:
   """The gradients by the scores' operands and by the values of one head."""
   C, M, V, H = head.products, head.num_components, value_SV.shape[1], head.query.shape[1]
-  blocks, padded_T = len(head.key), len(head.query)
+  key_blocks, padded_T = len(head.key), len(head.query)
   value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
   by_out_VT, key_BHK = by_out.T, jnp.swapaxes(head.key[..., :H], 1, 2)
   log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
   mean_by_weight = head.pad_rows(mean_by_weight_T)
-  # With ones beside the queries, and for each component under its keys, the same products sum the derivatives by the
-  # column and row terms; but not where components share a product.
-  shares = M > C
-  query = _with_ones(head.query, 1) if head.has_column and not shares else head.query
-  if head.has_row and not shares:
+  # With ones beside the queries, and for each product under its keys, the products for dk and dq also sum the
+  # derivatives by the column and row terms.
+  query = _with_ones(head.query, 1) if head.has_column else head.query
+  if head.has_row:
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
-    key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (blocks, *ones.shape))], axis=1)
+    key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
 
   def key_block(j, carry):
     value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
 
-    def query_block(i, carry):
+    def query_block(is_cut, i, carry):
       by_queries, by_block = carry
       mixing, dropout = head.tile_mixing(i, j), head.dropout(i, j)
       by_weight = value_block @ head.rows(by_out_VT, i)
       by_weight = by_weight if dropout is None else by_weight * dropout
       by_weight = by_weight - head.rows(mean_by_weight, i)
-      scores = head.scores(i, j, allowed=head.allowed(i, j))
+      scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
       tile = tiles.backward(scores, head.rows(log_normaliser, i), by_weight, head.options.estep, mixing)
       weights = tile.weights if dropout is None else tile.weights * dropout
       by_product = tiles.by_product(tile, C)
@@ -128,8 +125,8 @@ def _backward_head(
       key_part = {"key": by_key[:, :H], "value": weights @ head.rows(by_out, i, 0)}
       query_part = {"query": by_query[:H]}
       row_part, column_part = by_query[H:], by_key[:, -1]
-      if shares:
-        row_part, column_part = tiles.by_additive_terms(tile, mixing)
+      if M > C:
+        row_part, column_part = tiles.by_additive_terms(tile, mixing, row_part[0], column_part)
       if head.has_row:
         query_part["row"] = row_part
       if head.has_column:
@@ -139,17 +136,15 @@ def _backward_head(
 
     by_queries, by_keys = carry
     by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
-    by_queries, by_block = lax.fori_loop(
-      head.first_query_block(j), head.query_blocks, query_block, (by_queries, by_block)
-    )
+    by_queries, by_block = blocks.loop(head.query_ranges(j), query_block, (by_queries, by_block))
     return by_queries, jax.tree.map(lambda x, block: lax.dynamic_update_index_in_dim(x, block, j, 0), by_keys, by_block)
 
   by_queries = {"query": head.full((H, padded_T))}
-  by_keys = {"key": head.full((blocks, C * head.key_size, H)), "value": head.full((blocks, head.key_size, V))}
+  by_keys = {"key": head.full((key_blocks, C * head.key_size, H)), "value": head.full((key_blocks, head.key_size, V))}
   if head.has_row:
     by_queries["row"] = head.full((M, padded_T))
   if head.has_column:
-    by_keys["column"] = head.full((blocks, M * head.key_size))
+    by_keys["column"] = head.full((key_blocks, M * head.key_size))
   by_queries, by_keys = lax.fori_loop(0, head.key_blocks, key_block, (by_queries, by_keys))
   by_keys = {name: head.join(x) for name, x in by_keys.items()}
   return Scores(
