@@ -177,7 +177,5 @@ def ties_of_projections(tie_projections: bool | Sequence[bool], clusters: int) -
   """One answer for each cluster; ValueError for another number of them."""
   ties = [tie_projections] * clusters if isinstance(tie_projections, bool) else list(tie_projections)
   if len(ties) != clusters or not all(isinstance(tie, bool) for tie in ties):
-    raise ValueError(
-      f"tie_projections: expected a bool, or one for each of {clusters} clusters, got {ties}"
-    )
+    raise ValueError(f"tie_projections: expected a bool, or one for each of {clusters} clusters, got {ties}")
   return ties
