@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mgk_jax.kernels import cross_entropy
 from mgk_jax.nn.adaptive import AdaptiveVocabulary
 
 VOCABULARY = 50
@@ -31,12 +32,16 @@ def test_a_probability_over_all_words(cutoffs, div_val):
   np.testing.assert_allclose(jnp.sum(jnp.exp(log_probs), axis=-1), 1, atol=1e-5)
 
 
+UNTIED = {"tie_embeddings": False, "tie_projections": [False, True, False, True]}
+
+
 @pytest.mark.parametrize(
-  ("cutoffs", "div_val", "only"),  # all sorts of words, or only one
-  [((10, 14, 40), 2, None), ((10, 14, 40), 1, 45), ((10,), 1, 3), ((), 1, None)],
+  ("cutoffs", "div_val", "only", "ties"),  # all sorts of words, or only one, of which there are more than a chunk holds
+  [((10, 14, 40), 2, None, UNTIED), ((10, 14, 40), 1, 45, {}), ((10,), 1, 3, {}), ((), 1, None, {})],
 )
-def test_the_loss_is_that_of_the_dense_form(cutoffs, div_val, only):
-  graph, state = nnx.split(make(cutoffs, div_val))
+def test_the_loss_is_that_of_the_dense_form(cutoffs, div_val, only, ties, monkeypatch):
+  monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 16 * 10)  # chunks of 16 of the 120 rows in the last cluster
+  graph, state = nnx.split(make(cutoffs, div_val, **ties))
   hidden, targets = hidden_and_targets(4, 30, only=only)
 
   def dense(vocabulary, hidden):
@@ -70,6 +75,31 @@ def test_embeddings_are_rows_of_the_tables():
   embedded = vocabulary.embed(tokens)
   assert embedded.dtype == jnp.bfloat16
   np.testing.assert_allclose(embedded.astype(float), table[tokens] * 8**0.5, rtol=0.01)
+
+
+def test_softmax_of_its_own():
+  """Without ties the embedding has no part in the loss, nor the softmax in the embedding."""
+  vocabulary = make(div_val=2, tie_embeddings=False, tie_projections=False)
+  hidden, targets = hidden_and_targets(5)
+  loss, vectors = vocabulary.nll(hidden, targets), vocabulary.embed(targets)
+  vocabulary.tables[0][...] += 1
+  vocabulary.projections[1][...] += 1
+  assert np.array_equal(vocabulary.nll(hidden, targets), loss)
+  assert not np.array_equal(vocabulary.embed(targets), vectors)
+  vectors = vocabulary.embed(targets)
+  vocabulary.softmax_tables[0][...] += 1
+  assert not np.array_equal(vocabulary.nll(hidden, targets), loss)
+  assert np.array_equal(vocabulary.embed(targets), vectors)
+
+
+def test_logits_are_never_all_there():
+  """Temporary memory of values and derivatives against that of one array of words × vocabulary."""
+  words, size = 4096, 30_000
+  graph, state = nnx.split(AdaptiveVocabulary(size, 8, (1_000, 10_000), rngs=nnx.Rngs(0)))
+  targets = jnp.zeros(words, jnp.int32)
+  gradient = jax.grad(lambda state, hidden: jnp.sum(nnx.merge(graph, state).nll(hidden, targets)), argnums=(0, 1))
+  compiled = jax.jit(gradient).lower(state, jnp.zeros((words, 8))).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes < words * size * 4 / 3
 
 
 def test_parameters():
