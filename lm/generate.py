@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lm import trained
@@ -110,7 +111,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.num_samples < 1:
       raise ValueError(f"--num_samples: expected at least 1, got {args.num_samples}")
     sampling = Sampling(0.0 if args.greedy else args.temperature, args.top_k, args.top_p)  # before a model is loaded
-    run = trained.load(args.workdir, step=args.step, data_dir=args.data_dir, prepared_dir=args.prepared_dir)
+    run = trained.load(
+      args.workdir,
+      step=args.step,
+      data_dir=args.data_dir,
+      prepared_dir=args.prepared_dir,
+      devices=jax.local_devices()[:1],
+    )
     if args.no_unk and run.corpus.unit == "word":
       sampling = Sampling(sampling.temperature, args.top_k, args.top_p, (run.corpus.words.index(UNKNOWN),))
     result = generate(

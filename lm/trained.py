@@ -1,5 +1,6 @@
 """A trained model, from a checkpoint of its run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from mgk_jax.training.state import Structure, TrainState
 
 
 class Trained(NamedTuple):
-  """A model as it was after a step of its run, on all devices, with what it was trained on.
+  """A model as it was after a step of its run, with what it was trained on.
 
   Attributes:
     directory: of the run.
@@ -26,7 +27,7 @@ class Trained(NamedTuple):
     corpus: that it was trained on.
     step: of the checkpoint.
     checksum: of parameters and variables; None where this process does not have them all.
-    mesh: of devices, all of them along the axis "data".
+    mesh: of devices, all along the axis "data".
     structure: the model without its arrays.
     params, variables: its arrays, the same on every device.
   """
@@ -59,6 +60,7 @@ def load(
   step: str | int = "best",
   data_dir: str | Path | None = None,
   prepared_dir: str | Path | None = None,
+  devices: Sequence[Any] | None = None,
 ) -> Trained:
   """Reads a checkpoint of a run, which may still be going on.
 
@@ -66,6 +68,7 @@ def load(
     workdir: of the run.
     step: "best" on the validation set, "latest" or a number.
     data_dir, prepared_dir: as in `lm.train.train`.
+    devices: that get the model; None for all.
 
   Raises:
     TrainingStopped: there is no such run or checkpoint, or it cannot be read.
@@ -75,7 +78,7 @@ def load(
   config = ml_collections.ConfigDict(directory.config())
   number = training.find_step(directory, step, training.LOSS)
   corpus = prepare.require(datasets.get(config.dataset), data_dir, prepared_dir)
-  mesh = training.make_mesh()
+  mesh = training.make_mesh(devices=devices)
   steps = train.num_steps(config, corpus.metadata["num_tokens"]["train"])
   optimizer, _ = training.make_optimizer(num_steps=steps, **config.optimizer)
   structure, init, shardings = states.plan(lm.model.maker(config, corpus.vocab_size), optimizer, mesh, config.seed)

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from lm import evaluate, train, trained
+from lm import evaluate, trained
+from lm.corpus import Corpus
 from lm.windows import Scorer
 from mgk_jax import training
 from mgk_jax.training.progress import Progress
-from tests.lm import small
 from tests.lra import small as runs
 
 
@@ -23,18 +23,8 @@ def quick_compilation():
     yield
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A run on words and one on bytes, with the folder of their data."""
-  folder = tmp_path_factory.mktemp("runs")
-  for name, config in (("wikitext2", small.get_config("smgk,prior=em")), ("enwik8", small.get_config("mlk", "enwik8"))):
-    small.prepared(folder, name)
-    train.train(config, folder / f"run_{name}", prepared_dir=folder)
-  return folder
-
-
-def places(run, name="wikitext2"):
-  return {"workdir": run / f"run_{name}", "prepared_dir": run}
+def places(folder):
+  return {"workdir": folder / "run", "prepared_dir": folder}
 
 
 def test_perplexity_by_the_definition(run, capsys):
@@ -49,11 +39,11 @@ def test_perplexity_by_the_definition(run, capsys):
   assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
   assert result["protocol"] == "windows of 8 words sliding by 1 word, as in the paper"
   assert (result["window"], result["stride"], result["attention"]) == (8, 1, "smgk")
-  written = list((run / "run_wikitext2/evaluation").iterdir())
+  written = list((run / "run/evaluation").iterdir())
   assert [path.name for path in written] == [f"test_step{result['step']}_window8_stride1.json"]
   assert json.loads(written[0].read_text()) == result
 
-  evaluate.main([f"--workdir={run / 'run_wikitext2'}", f"--prepared_dir={run}", "--limit=20"])
+  evaluate.main([f"--workdir={run / 'run'}", f"--prepared_dir={run}", "--limit=20"])
   shown = capsys.readouterr().out
   assert f"perplexity {math.exp(np.mean(losses[:20])):.2f}, nll" in shown and "20 words (the first)" in shown
   assert "protocol: windows of 8 words sliding by 1 word, as in the paper" in shown
@@ -61,15 +51,15 @@ def test_perplexity_by_the_definition(run, capsys):
 
 def test_segments_are_what_training_says(run):
   result = evaluate.evaluate(**places(run), segments=True)
-  summary = json.loads((run / "run_wikitext2/summary.json").read_text())
+  summary = json.loads((run / "run/summary.json").read_text())
   assert result["step"] == summary["best_step"]
   assert result["perplexity"] == pytest.approx(summary["test"]["segment_perplexity"], rel=1e-5)
   assert result["protocol"] == "segments of 8 words, each on its own"
 
 
-def test_bits_of_bytes(run, capsys):
-  arguments = [f"--workdir={run / 'run_enwik8'}", f"--prepared_dir={run}", "--split=valid", "--window=5", "--json"]
-  evaluate.main(arguments)
+def test_bits_of_bytes(run, capsys, monkeypatch):
+  monkeypatch.setattr(Corpus, "unit", "byte")
+  evaluate.main([f"--workdir={run / 'run'}", f"--prepared_dir={run}", "--split=valid", "--window=5", "--json"])
   result = json.loads(capsys.readouterr().out)
   assert result["bits_per_byte"] == pytest.approx(math.log2(result["perplexity"]))
   assert f"{result['bits_per_byte']:.4f} bits per byte" in evaluate.describe(result)
@@ -91,7 +81,7 @@ def test_goes_on_where_it_was_stopped(run, monkeypatch):
   with pytest.raises(training.Interrupted, match=r"Stopped after \d+ of \d+ windows, which are saved in ") as stopped:
     evaluate.evaluate(**options)
   assert stopped.value.exit_code == 128 + signal.SIGTERM
-  partial = run / "run_wikitext2/evaluation" / f"valid_step{expected['step']}_window8_stride1.partial.json"
+  partial = run / "run/evaluation" / f"valid_step{expected['step']}_window8_stride1.partial.json"
   done = json.loads(partial.read_text())["score"]["windows"]
   assert 9 <= done <= 17
 
@@ -122,5 +112,5 @@ def test_goes_on_where_it_was_stopped(run, monkeypatch):
 )
 def test_messages(run, arguments, message):
   with pytest.raises(SystemExit) as stopped:
-    evaluate.main([f"--workdir={run / 'run_wikitext2'}", f"--prepared_dir={run}", *arguments])
+    evaluate.main([f"--workdir={run / 'run'}", f"--prepared_dir={run}", *arguments])
   assert message in str(stopped.value)

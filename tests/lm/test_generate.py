@@ -9,12 +9,11 @@ import optax
 import pytest
 
 import mgk_jax
-from lm import generate, train, trained
+from lm import generate, trained
 from lm.generator import Generator, continuations
 from lm.sampling import Sampling
 from mgk_jax import training
 from mgk_jax.training import state as states
-from tests.lm import small
 from tests.lra import small as runs
 from tests.nn import projecting
 
@@ -37,7 +36,7 @@ def make(**settings):
   return structure, (state.params, state.variables)
 
 
-def run(generator, arrays, prompts, num_tokens, seed=0):
+def write(generator, arrays, prompts, num_tokens, seed=0):
   parts = list(generator(*arrays, prompts, num_tokens, seed))
   return [
     continuations([getattr(part, name) for part in parts], prompts, num_tokens) for name in ("tokens", "log_probs")
@@ -48,7 +47,7 @@ def run(generator, arrays, prompts, num_tokens, seed=0):
 def test_token_by_token_it_is_the_full_pass(attention):
   """For prompts of different lengths together: each chosen word is the likeliest, and each log p that of one pass."""
   structure, arrays = make(attention=attention, implementation="reference")
-  tokens, log_probs = run(Generator(structure, Sampling(temperature=0.0), steps=4), arrays, PROMPTS, 10)
+  tokens, log_probs = write(Generator(structure, Sampling(temperature=0.0), steps=4), arrays, PROMPTS, 10)
   model = structure.merge(*arrays)
   model.eval()
   texts = np.zeros((3, SIZE), np.int32)
@@ -66,10 +65,10 @@ def test_seeds_prompts_and_sizes_of_calls():
   structure, arrays = make(attention="mgk", implementation="reference")
   sampling = Sampling(temperature=1.5, top_k=15)
   whole = Generator(structure, sampling, steps=8)
-  first, again, other = (run(whole, arrays, PROMPTS[:2], 9, seed)[0] for seed in (0, 0, 1))
+  first, again, other = (write(whole, arrays, PROMPTS[:2], 9, seed)[0] for seed in (0, 0, 1))
   assert all(np.array_equal(*rows) for rows in zip(first, again, strict=True))
   assert not all(np.array_equal(*rows) for rows in zip(first, other, strict=True))
-  in_pieces = run(Generator(structure, sampling, steps=5), arrays, PROMPTS[:2], 9)[0]
+  in_pieces = write(Generator(structure, sampling, steps=5), arrays, PROMPTS[:2], 9)[0]
   assert all(np.array_equal(*rows) for rows in zip(first, in_pieces, strict=True))
 
 
@@ -77,7 +76,7 @@ def test_a_cache_that_slides():
   """With a cache of four words and one layer, the next word depends on the last four alone, and on where they are."""
   structure, arrays = make(attention="softmax", implementation="reference")
   generator = Generator(structure, Sampling(temperature=0.0), cache_len=4, steps=6)
-  tokens, log_probs = run(generator, arrays, [[7, 7, 7, 7, 7, 1, 2, 3, 4], [8, 9, 8, 9, 8, 1, 2, 3, 4]], 6)
+  tokens, log_probs = write(generator, arrays, [[7, 7, 7, 7, 7, 1, 2, 3, 4], [8, 9, 8, 9, 8, 1, 2, 3, 4]], 6)
   assert np.array_equal(*tokens)
   np.testing.assert_allclose(*log_probs, atol=1e-5)
   model = structure.merge(*arrays)
@@ -96,25 +95,17 @@ def test_malformed():
     Generator(structure, Sampling(), cache_len=0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("runs")
-  small.prepared(folder)
-  train.train(small.get_config("mlk"), folder / "run", prepared_dir=folder)
-  return folder
-
-
-def test_the_command(folder, capsys):
-  (folder / "prompts.txt").write_text("word1 word2\nsomething word3\n")
-  arguments = [f"--workdir={folder / 'run'}", f"--prepared_dir={folder}", "--num_tokens=7", "--top_p=0.9", "--no_unk"]
-  generate.main([*arguments, f"--prompts={folder / 'prompts.txt'}", "--prompt=Ω", "--json", "--seed=2"])
+def test_the_command(run, capsys):
+  (run / "prompts.txt").write_text("word1 word2\nsomething word3\n")
+  arguments = [f"--workdir={run / 'run'}", f"--prepared_dir={run}", "--num_tokens=7", "--top_p=0.9", "--no_unk"]
+  generate.main([*arguments, f"--prompts={run / 'prompts.txt'}", "--prompt=Ω", "--json", "--seed=2"])
   shown = capsys.readouterr()
   result = json.loads(shown.out)
   assert [text["prompt"] for text in result["texts"]] == ["Ω", "word1 word2", "something word3"]
   assert [text["unknown"] for text in result["texts"]] == [0, 0, 1]
   assert "Note: 1 words of 'something word3' are not in the vocabulary." in shown.err
   assert "words/s, 3 texts at once" in shown.err and result["tokens_per_second"] > 0
-  corpus = trained.load(folder / "run", prepared_dir=folder).corpus
+  corpus = trained.load(run / "run", prepared_dir=run).corpus
   for text in result["texts"]:
     assert len(corpus.encode(text["continuation"])) == 7 and "<unk>" not in text["continuation"]
     assert text["log_prob"] < 0
@@ -132,7 +123,7 @@ def test_the_command(folder, capsys):
     (["--step=99"], "expected best, latest or one of"),
   ],
 )
-def test_messages(folder, arguments, message):
+def test_messages(run, arguments, message):
   with pytest.raises(SystemExit) as stopped:
-    generate.main([f"--workdir={folder / 'run'}", f"--prepared_dir={folder}", *arguments])
+    generate.main([f"--workdir={run / 'run'}", f"--prepared_dir={run}", *arguments])
   assert message in str(stopped.value)

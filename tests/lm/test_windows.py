@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 V, WINDOW = 30, 6
 CONFIG = mgk_jax.LanguageModelConfig(
   vocab_size=V, max_len=WINDOW, num_layers=2, emb_dim=8, mlp_dim=8, num_heads=2, head_dim=4, cutoffs=(10, 20),
-  attention="mgk", prior_scope="position",
+  attention="mgk", prior_scope="position", implementation="reference",  # compiles fastest
 )  # fmt: skip
 
 
@@ -55,12 +55,16 @@ def all_losses(tokens, protocol, batch_size, num_devices=1, first=0):
   return sum(number for number, _ in found), np.concatenate([losses for _, losses in found])
 
 
-def by_definition(tokens, protocol):
-  """One window at a time, with the vocabulary at all positions: −log p of every word but the first."""
+@functools.cache
+def one_window():
   structure, _, arrays = model_on(1)
   model = structure.merge(*arrays)
-  run = jax.jit(lambda tokens, targets: model.nll(tokens, targets, deterministic=True)[0])
-  losses = {}
+  return jax.jit(lambda tokens, targets: model.nll(tokens, targets, deterministic=True)[0])
+
+
+def by_definition(tokens, protocol):
+  """One window at a time, with the vocabulary at all positions: −log p of every word but the first."""
+  run, losses = one_window(), {}
   for start in range(0, len(tokens), protocol.stride):
     words, targets = tokens[start : start + protocol.window], tokens[start + 1 : start + protocol.window + 1]
     padded = np.zeros((2, 1, protocol.window), np.int32)
@@ -71,7 +75,7 @@ def by_definition(tokens, protocol):
 
 
 @pytest.mark.parametrize(
-  ("size", "stride", "batch_size"), [(40, 1, 4), (40, 1, 7), (WINDOW + 1, 1, 3), (4, 1, 2), (41, 4, 3), (40, WINDOW, 2)]
+  ("size", "stride", "batch_size"), [(40, 1, 7), (4, 1, 2), (41, 4, 3), (40, WINDOW, 2)]
 )
 def test_it_is_the_loop_over_windows(size, stride, batch_size):
   """To 1e-5 for each word, whatever the batch, however short the text, and with other strides."""

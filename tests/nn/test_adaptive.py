@@ -8,6 +8,7 @@ from flax import nnx
 
 from mgk_jax.kernels import cross_entropy
 from mgk_jax.nn.adaptive import AdaptiveVocabulary
+from tests.nn.compiling import jit
 
 VOCABULARY = 50
 
@@ -27,7 +28,8 @@ def hidden_and_targets(*shape, only=None):
 
 @pytest.mark.parametrize(("cutoffs", "div_val"), [((), 1), ((10,), 1), ((10, 14, 40), 2)])
 def test_a_probability_over_all_words(cutoffs, div_val):
-  log_probs = make(cutoffs, div_val).log_probs(hidden_and_targets(5)[0])
+  vocabulary = make(cutoffs, div_val)
+  log_probs = jit(vocabulary.log_probs)(hidden_and_targets(5)[0])
   assert log_probs.shape == (5, VOCABULARY)
   np.testing.assert_allclose(jnp.sum(jnp.exp(log_probs), axis=-1), 1, atol=1e-5)
 
@@ -52,7 +54,7 @@ def test_the_loss_is_that_of_the_dense_form(cutoffs, div_val, only, ties, monkey
       found = losses(nnx.merge(graph, state), hidden)
       return jnp.sum(found * jnp.cos(jnp.arange(120).reshape(4, 30))), found
 
-    return jax.jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))(state, hidden)
+    return jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))(state, hidden)
 
   found = value_and_gradients(lambda vocabulary, hidden: vocabulary.nll(hidden, targets))
   expected = value_and_gradients(dense)
