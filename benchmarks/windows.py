@@ -4,8 +4,10 @@
     python -m benchmarks.windows --config=wikitext103                 # that of the paper
 
 The loop is what one writes down first: a compiled pass over one window, with the vocabulary at all of its positions,
-of which the last one is kept; once with the vocabulary of the model and once with all logits (`log_probs`). Contenders
-take turns in one process and the median of their times is shown: trust the ratios, not the seconds.
+of which the last one is kept; once with the adaptive softmax of the model and once with all logits (`log_probs`). What
+can be saved is vocabulary, the last layer and small products; the other layers see each word at another position in
+each window, so that a deep model over few words gains little. Contenders take turns in one process and the median of
+their times is shown: trust the ratios, not the seconds.
 """
 
 import argparse
