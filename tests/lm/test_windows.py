@@ -74,9 +74,7 @@ def by_definition(tokens, protocol):
   return np.array([losses[position] for position in range(1, len(tokens))])
 
 
-@pytest.mark.parametrize(
-  ("size", "stride", "batch_size"), [(40, 1, 7), (4, 1, 2), (41, 4, 3), (40, WINDOW, 2)]
-)
+@pytest.mark.parametrize(("size", "stride", "batch_size"), [(40, 1, 7), (4, 1, 2), (41, 4, 3), (40, WINDOW, 2)])
 def test_it_is_the_loop_over_windows(size, stride, batch_size):
   """To 1e-5 for each word, whatever the batch, however short the text, and with other strides."""
   tokens, protocol = text(size), Protocol(WINDOW, stride)
