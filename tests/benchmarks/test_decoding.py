@@ -3,7 +3,6 @@
 from benchmarks import decoding
 from benchmarks.decoding import Variant
 from benchmarks.timing import Contender, Measurement, Program
-from tests.lra import small as runs
 
 SMALL = {"vocab_size": 20, "cutoffs": (), "num_layers": 1, "emb_dim": 8, "mlp_dim": 8, "head_dim": 4}
 
@@ -11,8 +10,7 @@ SMALL = {"vocab_size": 20, "cutoffs": (), "num_layers": 1, "emb_dim": 8, "mlp_di
 def test_small():
   """After any length there are as many tokens per second as were measured."""
   variants = [Variant("mgk", 2, None)]
-  with runs.quick_compilation():
-    measurements = decoding.measure(variants, [5, 40], 2, 1, **SMALL, implementation="reference")
+  measurements = decoding.measure(variants, [5, 40], 2, 1, **SMALL, implementation="reference")
   rows = [line.strip("| ").split(" | ") for line in decoding.table(variants, [5, 40], 2, measurements).splitlines()]
   assert rows[0] == ["model", "tokens/s after 5", "tokens/s after 40", "time × after 5"]
   assert [row[0] for row in rows[2:]] == ["mgk 2 heads, all words"]

@@ -8,6 +8,8 @@ import mgk_jax
 from tests.kernels import definition, pairwise, problem
 from tests.kernels.problem import Case
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 LENGTHS = (1, 7, 64, 65, 130)
 MIXTURES = [
   Case(**row)

@@ -8,6 +8,8 @@ import mgk_jax
 from tests.kernels import problem
 from tests.kernels.problem import Case
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 both_implementations = pytest.mark.parametrize("implementation", problem.IMPLEMENTATIONS)
 all_kinds = pytest.mark.parametrize("kind", ["mgk", "smgk", "softmax"])
 mixtures = pytest.mark.parametrize("kind", ["mgk", "smgk"])

@@ -10,6 +10,8 @@ import pytest
 import mgk_jax
 from tests.kernels import problem
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 

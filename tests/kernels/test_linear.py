@@ -11,6 +11,8 @@ from mgk_jax.kernels import linear, scores
 from tests.kernels import definition, linear_problem, problem
 from tests.kernels.linear_problem import Case
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 # Every size, option and map in both forms, and priors of zero, masks and lengths where they meet the edges of chunks.
 XLA = [
   Case(feature_map="elu", size=(1, 7), M=1, is_causal=True, dtype="float64"),

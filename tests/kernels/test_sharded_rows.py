@@ -12,7 +12,6 @@ def test_eight_devices():
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
   }
   command = [sys.executable, "-W", "error", "-m", "tests.kernels.sharded_rows"]
   done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)

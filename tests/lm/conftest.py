@@ -4,7 +4,6 @@ import pytest
 
 from lm import train
 from tests.lm import small
-from tests.lra import small as runs
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +11,5 @@ def run(tmp_path_factory):
   """A folder with a prepared corpus and, in `run`, a finished run on it."""
   folder = tmp_path_factory.mktemp("runs")
   small.prepared(folder)
-  with runs.quick_compilation():
-    train.train(small.get_config("smgk,prior=em"), folder / "run", prepared_dir=folder)
+  train.train(small.get_config("smgk,prior=em"), folder / "run", prepared_dir=folder)
   return folder

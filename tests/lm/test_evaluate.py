@@ -14,13 +14,6 @@ from lm.corpus import Corpus
 from lm.windows import Scorer
 from mgk_jax import training
 from mgk_jax.training.progress import Progress
-from tests.lra import small as runs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with runs.quick_compilation():
-    yield
 
 
 def places(folder):

@@ -14,17 +14,10 @@ from lm.generator import Generator, continuations
 from lm.sampling import Sampling
 from mgk_jax import training
 from mgk_jax.training import state as states
-from tests.lra import small as runs
 from tests.nn import projecting
 
 V, SIZE = 20, 24
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with runs.quick_compilation():
-    yield
 
 
 def make(**settings):

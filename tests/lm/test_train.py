@@ -29,12 +29,6 @@ from tests.lra import small as runs
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with runs.quick_compilation():
-    yield
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
   folder = tmp_path_factory.mktemp("prepared")
@@ -184,7 +178,6 @@ def test_eight_devices(tmp_path):
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
   }
   command = [sys.executable, "-W", "error", "-m", "tests.lm.sharded_training", str(tmp_path)]
   done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)

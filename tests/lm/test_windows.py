@@ -15,7 +15,6 @@ from lm.windows import Protocol, Score, Scorer, Windows, default_batch_size
 from mgk_jax import training
 from mgk_jax.data.rows import Rows
 from mgk_jax.training import state as states
-from tests.lra import small as runs
 from tests.nn import projecting
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +23,6 @@ CONFIG = mgk_jax.LanguageModelConfig(
   vocab_size=V, max_len=WINDOW, num_layers=2, emb_dim=8, mlp_dim=8, num_heads=2, head_dim=4, cutoffs=(10, 20),
   attention="mgk", prior_scope="position", implementation="reference",  # compiles fastest
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with runs.quick_compilation():
-    yield
 
 
 def make_model(rngs):

@@ -1,6 +1,5 @@
 """Shipped configs made small, data for them, and the program in processes of its own."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -20,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 MODEL = "layers=1,emb_dim=8,mlp_dim=8,heads=2,head_dim=4,classifier_dim=8"
 RUN = "batch=4,steps=6,warmup=2,eval_every=3,log_every=2,lr=1e-2"
 EXPRESSIONS = "length=24,num_train=40,num_valid=10,num_test=11,min_length=7,max_length=25,max_depth=3,max_args=4"
-# Compiling is most of what a small run does, and optimising most of compiling.
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def argument(task, arg):
@@ -56,17 +53,6 @@ def prepare_generated(folder, arg="smgk"):
   return folder
 
 
-@contextlib.contextmanager
-def quick_compilation():
-  """Within it, programs are compiled and not optimised."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  try:
-    yield
-  finally:
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def command(arg, workdir, prepared, task="listops"):
   """The command that trains by the shipped config of a task, made small."""
   config = f"--config=configs/lra/{task}.py:{argument(task, arg)}"
@@ -76,7 +62,7 @@ def command(arg, workdir, prepared, task="listops"):
 def start(arguments, **environment):
   """A command in the background, not on a terminal."""
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  return subprocess.Popen(arguments, cwd=ROOT, env=os.environ | ENVIRONMENT | environment, **pipes)
+  return subprocess.Popen(arguments, cwd=ROOT, env=os.environ | environment, **pipes)
 
 
 def run(arguments, **environment):

@@ -57,6 +57,5 @@ def environment(devices=1):
   return os.environ | {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": str(devices),
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "XLA_FLAGS": "",
   }

@@ -19,12 +19,6 @@ from tests.lra import small
 ARG = "mgk,prior=em,source=files,length=48,batch=5,steps=8,eval_every=2,checkpoint_every=1,pooling=masked_mean"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with small.quick_compilation():
-    yield
-
-
 @pytest.fixture
 def begun(tmp_path):
   """The directory of a run that has checkpoints, although nothing is in them."""

@@ -7,15 +7,13 @@ import pytest
 
 from lra import prepare, quickstart, tasks
 from tests.configs import shipped
-from tests.lra import small
 
 SET = "steps=120,warmup=40,eval_every=60,num_train=7680,num_valid=200,num_test=1000,layers=1"
 
 
 def test_both_models_beat_chance(tmp_path, capsys):
   arguments = [f"--workdir={tmp_path / 'runs'}", f"--prepared_dir={tmp_path / 'prepared'}", f"--set={SET}"]
-  with small.quick_compilation():
-    quickstart.main(arguments)
+  quickstart.main(arguments)
   shown = capsys.readouterr().out
   builder = prepare.require(tasks.builder(shipped.get_config("quickstart", f"smgk,{SET}"), tmp_path / "prepared"))
   labels = [int(example["label"]) for example in builder.as_data_source(split="test")]

@@ -18,12 +18,6 @@ from tests.lra import small
 ARG = "smgk,prior=em,implementation=reference"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with small.quick_compilation():
-    yield
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
   return small.prepare_generated(tmp_path_factory.mktemp("prepared"))

@@ -14,12 +14,6 @@ CONFIG = small.ROOT / "configs/lra/listops.py"
 NAMES = [f"{variant}_heads1_seed{seed}" for variant in ("softmax", "mlk") for seed in (0, 1)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with small.quick_compilation():
-    yield
-
-
 def command(folder):
   sizes = [
     part

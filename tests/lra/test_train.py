@@ -29,12 +29,6 @@ EXAMPLES = {  # of raw_data, and how the protocols cut them
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  with small.quick_compilation():
-    yield
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_from_raw_files_to_a_summary(tmp_path, name, capsys):
   task, arg = RUNS[name]

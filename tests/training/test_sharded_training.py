@@ -16,7 +16,6 @@ def test_eight_devices(which):
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling is all that takes time here
   }
   command = [sys.executable, "-W", "error", "-m", "tests.training.sharded_training", which]
   done = subprocess.run(
