@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def optimised():
-  """For tests of numbers and memory: compiled as for users."""
+  """For tests that hold kernels to their definition: compiled as for users."""
   before = jax.config.read("jax_disable_most_optimizations")
   jax.config.update("jax_disable_most_optimizations", False)
   yield

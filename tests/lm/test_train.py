@@ -105,7 +105,9 @@ def test_bytes(prepared, tmp_path):
   assert "bits per byte, by segments" in train.describe(summary)
 
 
-@pytest.mark.parametrize("arg", ["smgk,prior=em,accumulation=2", "smlk,carry_state=true"])
+@pytest.mark.parametrize(
+  "arg", [pytest.param("smgk,prior=em,accumulation=2", marks=pytest.mark.slow), "smlk,carry_state=true"]
+)
 def test_a_resumed_run_is_one_that_was_never_stopped(prepared, tmp_path, monkeypatch, arg):
   """To the bit, with dropout, in the middle of an epoch, after a signal."""
   config = small.get_config(f"{arg},dropout=0.1,steps=8,eval_every=4,length=16")
@@ -173,6 +175,7 @@ def test_a_carried_state_is_one_pass_over_all():
   assert jax.tree.structure(nnx.state(plain, nnx.Param)) == jax.tree.structure(nnx.state(model, nnx.Param))
 
 
+@pytest.mark.slow
 def test_eight_devices(tmp_path):
   """Losses are those of one device; see `tests.lm.sharded_training`, which is run here."""
   environment = os.environ | {

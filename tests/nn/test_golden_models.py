@@ -17,8 +17,6 @@ from mgk_jax.nn import load_reference_lra
 from mgk_jax.training import one_cycle_adamw
 from tests.nn.compiling import jit
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 GOLDEN = Path(__file__).parents[1] / "golden"
 NO_DROPOUT = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 
