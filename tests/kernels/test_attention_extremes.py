@@ -136,6 +136,17 @@ def test_components_that_disagree_in_opposite_directions(ranges, estep, implemen
 
 
 @both_implementations
+@pytest.mark.parametrize("estep", ["soft", "hard"])
+def test_masked_keys_may_be_beyond_the_safe_range(estep, implementation):
+  """The others are within it, so that it is the factored form that must not divide by what underflows at a masked one."""
+  point = opposed(200, 50, estep=estep, dtype="float32")
+  key = point.inputs["key"].copy()
+  key[1, :20, 0, 0] *= 4
+  point = point._replace(inputs=point.inputs | {"key": key}, options=point.options | {"mask": np.arange(40) >= 20})
+  problem.check(point, implementation, tolerance=2e-4)
+
+
+@both_implementations
 def test_components_that_disagree_in_opposite_directions_in_float64(implementation):
   """exp(−800) underflows in float64 too."""
   problem.check(opposed(800, 800, estep="soft", dtype="float64"), implementation)
