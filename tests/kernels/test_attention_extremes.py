@@ -138,7 +138,7 @@ def test_components_that_disagree_in_opposite_directions(ranges, estep, implemen
 @both_implementations
 @pytest.mark.parametrize("estep", ["soft", "hard"])
 def test_masked_keys_may_be_beyond_the_safe_range(estep, implementation):
-  """The others are within it, so that it is the factored form that must not divide by what underflows at a masked one."""
+  """The others are within it: the factored form must not divide by what underflows at a masked one."""
   point = opposed(200, 50, estep=estep, dtype="float32")
   key = point.inputs["key"].copy()
   key[1, :20, 0, 0] *= 4
