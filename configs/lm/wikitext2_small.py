@@ -16,12 +16,12 @@ from configs.lm import schema
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """The setting, changed by arguments such as "mgk,heads=2,seed=3" (see `configs.lm.schema.ARGUMENTS`)."""
   config = schema.paper("wikitext2", length=128)
-  config.num_epochs = 12
+  config.num_epochs = 5
   config.num_steps = 20_000
-  config.batch_size = 32
+  config.batch_size = 16
   config.eval_every = 500
   config.checkpoint_every = 250
   config.log_every = 25
-  config.model.update(num_layers=4, mlp_dim=512, num_heads=4, head_dim=32, cutoffs=[2_000, 8_000], dropout_rate=0.2)
-  config.optimizer.update(learning_rate=1e-3, warmup_steps=500)
+  config.model.update(num_layers=4, mlp_dim=512, num_heads=4, head_dim=32, cutoffs=[2_000, 8_000], dropout_rate=0.1)
+  config.optimizer.update(learning_rate=1e-3, warmup_steps=400)
   return schema.finish(config, arg)
