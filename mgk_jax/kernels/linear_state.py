@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from mgk_jax.kernels import checks, feature_maps, linear_causal, linear_features, masking
+from mgk_jax.kernels import checks, dispatch, feature_maps, linear_causal, linear_features, masking
 from mgk_jax.kernels.feature_maps import FeatureMapLike
 
 
@@ -113,12 +113,15 @@ def mixture_linear_attention_step(
   value_BSNV = value.astype(key_BSNF.dtype)
   after = merge(state, summarise(key_BSNF, value_BSNV, log_weight_BSN))
   if dims.T == 1:
-    return attend(after, query_BTNF).astype(value.dtype), after
+    out_BTNV = dispatch.run(None, {"xla": lambda: attend(after, query_BTNF)})
+    return out_BTNV.astype(value.dtype), after
   log_weight_BSN = jnp.zeros((), key_BSNF.dtype) if log_weight_BSN is None else log_weight_BSN
   log_weight_BSN = jnp.broadcast_to(log_weight_BSN, (*key_BSNF.shape[:3],))
   sums = jnp.concatenate([state.kv, state.normaliser[..., None]], axis=-1)
   start = linear_causal.Start(sums.astype(key_BSNF.dtype), state.peak.astype(key_BSNF.dtype))
-  out_BTNV = linear_causal.attention(query_BTNF, key_BSNF, value_BSNV, log_weight_BSN, start=start)
+  out_BTNV = dispatch.run(
+    None, {"xla": lambda: linear_causal.attention(query_BTNF, key_BSNF, value_BSNV, log_weight_BSN, start=start)}
+  )
   return out_BTNV.astype(value.dtype), after
 
 

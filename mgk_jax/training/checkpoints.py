@@ -36,7 +36,8 @@ class Checkpoints:
       read_only=read_only,
     )
     try:
-      self._manager = managers.CheckpointManager(directory.absolute(), options=options)
+      with quiet.without_read_only_warning():
+        self._manager = managers.CheckpointManager(directory.absolute(), options=options)
     except OSError as error:
       raise TrainingStopped(f"No checkpoints can be kept in {directory}: {error}") from error
 

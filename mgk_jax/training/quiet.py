@@ -1,4 +1,4 @@
-"""Orbax prints tracebacks of errors that it also raises; here they are kept off the screen."""
+"""Orbax prints tracebacks of errors that it also raises, and what was asked for; here they are kept off the screen."""
 
 import contextlib
 import gc
@@ -47,6 +47,21 @@ def without_orbax_errors() -> Iterator[None]:
     sys.unraisablehook = hook
     for logger in loggers:
       logger.removeFilter(shown)
+
+
+@contextlib.contextmanager
+def without_read_only_warning() -> Iterator[None]:
+  """Within it Orbax does not warn that a directory is only read, where that is what was asked for."""
+
+  def shown(record: logging.LogRecord) -> bool:
+    return "directory is read only" not in record.getMessage()
+
+  logger = absl.logging.get_absl_logger()
+  logger.addFilter(shown)
+  try:
+    yield
+  finally:
+    logger.removeFilter(shown)
 
 
 def release(error: BaseException | None) -> None:

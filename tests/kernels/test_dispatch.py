@@ -41,6 +41,14 @@ def test_modules_are_explained_too():
   assert mgk_jax.explain_implementation(lambda x: x + 1, inputs) == "no attention of this package was called"
 
 
+@pytest.mark.parametrize("length", [1, 4])
+def test_steps_of_linear_attention_are_explained_too(length):
+  state = mgk_jax.LinearState.init(1, 2, 8, 8)
+  query, key = jnp.ones((1, length, 2, 8)), jnp.ones((1, length, 2, 1, 8))
+  said = mgk_jax.explain_implementation(mgk_jax.mixture_linear_attention_step, state, query, key, query, platform="tpu")
+  assert said == "xla: runs"
+
+
 def refuse():
   raise NotImplementedError("of a reason")
 

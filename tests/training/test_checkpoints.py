@@ -70,6 +70,12 @@ def copied(two, tmp_path):
   return shutil.copytree(two, tmp_path / "checkpoints")
 
 
+def test_reading_says_nothing(two, caplog):
+  with Checkpoints(two, read_only=True):
+    pass
+  assert not caplog.records
+
+
 def test_bit_for_bit(two):
   with Checkpoints(two, read_only=True) as checkpoints:
     assert checkpoints.steps == [5, 7]
