@@ -32,6 +32,8 @@ from mgk_jax.nn import (
   LanguageModelConfig as LanguageModelConfig,
   MixtureAttention as MixtureAttention,
   RandomProjection as RandomProjection,
+  ViT as ViT,
+  ViTConfig as ViTConfig,
   code_shift as code_shift,
   from_name as from_name,
   load_reference_lra as load_reference_lra,

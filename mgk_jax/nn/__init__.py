@@ -1,4 +1,4 @@
-"""Flax NNX modules on top of the kernels: attention, encoders, classifiers and language models."""
+"""Flax NNX modules on top of the kernels: attention, encoders, classifiers, language and vision models."""
 
 from mgk_jax.nn.adaptive import AdaptiveVocabulary as AdaptiveVocabulary
 from mgk_jax.nn.attention import MixtureAttention as MixtureAttention
@@ -8,6 +8,7 @@ from mgk_jax.nn.config import (
   DualEncoderConfig as DualEncoderConfig,
   EncoderConfig as EncoderConfig,
   LanguageModelConfig as LanguageModelConfig,
+  ViTConfig as ViTConfig,
 )
 from mgk_jax.nn.encoder import Encoder as Encoder
 from mgk_jax.nn.features import RandomProjection as RandomProjection
@@ -16,3 +17,4 @@ from mgk_jax.nn.language_model import LanguageModel as LanguageModel
 from mgk_jax.nn.names import from_name as from_name
 from mgk_jax.nn.priors import EMPrior as EMPrior, FixedPrior as FixedPrior
 from mgk_jax.nn.reference_lra import load_reference_lra as load_reference_lra
+from mgk_jax.nn.vit import ViT as ViT

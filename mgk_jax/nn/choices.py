@@ -38,6 +38,16 @@ def positive_int(name: str, value: Any, default: int | None = None) -> int:
   return int(value)
 
 
+def pair(name: str, value: Any) -> tuple[int, int]:
+  """`value` as two Python ints of at least 1, from one for both or from two; TypeError or ValueError otherwise."""
+  if not isinstance(value, Sequence):
+    return (positive_int(name, value),) * 2
+  if len(value) != 2:
+    raise ValueError(f"{name}: expected an int or two, got {value!r}")
+  first, second = (positive_int(name, part) for part in value)
+  return first, second
+
+
 def rate(name: str, value: Any) -> float:
   """`value` as a probability in [0, 1); TypeError or ValueError otherwise."""
   if isinstance(value, bool) or not isinstance(value, int | float):

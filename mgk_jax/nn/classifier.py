@@ -9,12 +9,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mgk_jax.nn import padding
 from mgk_jax.nn.block import make_linear
-from mgk_jax.nn.config import ClassifierConfig, DualEncoderConfig
+from mgk_jax.nn.config import ClassifierConfig, DualEncoderConfig, ViTConfig
 from mgk_jax.nn.encoder import STYLE, Encoder
 
 
 class Classifier(nnx.Module):
-  """Logits of one sequence: `Encoder`, pooling, and an MLP with one ReLU layer."""
+  """Logits of one sequence: `Encoder`, pooling, and an MLP with one ReLU layer.
+
+  Example:
+    >>> config = mgk_jax.ClassifierConfig(vocab_size=257, max_len=64, num_classes=2, attention="smgk")
+    >>> model = mgk_jax.Classifier(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.ones((8, 64), int), deterministic=True).shape
+    (8, 2)
+  """
 
   def __init__(self, config: ClassifierConfig, *, rngs: nnx.Rngs):
     self.config = config
@@ -37,7 +44,14 @@ class Classifier(nnx.Module):
 
 
 class DualEncoder(nnx.Module):
-  """Logits of a pair: one `Encoder` for both, and an MLP on [a, b, a·b, a − b] of their pooled outputs."""
+  """Logits of a pair: one `Encoder` for both, and an MLP on [a, b, a·b, a − b] of their pooled outputs.
+
+  Example:
+    >>> config = mgk_jax.DualEncoderConfig(vocab_size=257, max_len=64)
+    >>> model = mgk_jax.DualEncoder(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.ones((8, 64), int), jnp.ones((8, 48), int), deterministic=True).shape
+    (8, 2)
+  """
 
   def __init__(self, config: DualEncoderConfig, *, rngs: nnx.Rngs):
     self.config = config
@@ -70,7 +84,7 @@ class DualEncoder(nnx.Module):
 class Head(nnx.Module):
   """The classifier: linear, ReLU, linear."""
 
-  def __init__(self, config: ClassifierConfig, inputs: int, *, rngs: nnx.Rngs):
+  def __init__(self, config: ClassifierConfig | ViTConfig, inputs: int, *, rngs: nnx.Rngs):
     self.hidden = make_linear(inputs, config.classifier_dim, STYLE, config, rngs)
     self.logits = make_linear(config.classifier_dim, config.num_classes, STYLE, config, rngs)
 

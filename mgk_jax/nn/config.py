@@ -21,7 +21,6 @@ class TransformerConfig:
   """What the models have in common. The defaults are those of the paper's Long Range Arena models.
 
   Attributes:
-    vocab_size: number of token ids.
     max_len: the longest sequence.
     num_layers: number of blocks.
     emb_dim: width of embeddings and of the residual stream.
@@ -48,7 +47,6 @@ class TransformerConfig:
     ValueError, TypeError: a setting that is not allowed; the message lists what is.
   """
 
-  vocab_size: int
   max_len: int
   num_layers: int = 2
   emb_dim: int = 64
@@ -73,9 +71,7 @@ class TransformerConfig:
 
   def __post_init__(self) -> None:
     """Checks every setting."""
-    for name in (
-      "vocab_size", "max_len", "num_layers", "emb_dim", "mlp_dim", "num_heads", "head_dim", "num_components"
-    ):  # fmt: skip
+    for name in ("max_len", "num_layers", "emb_dim", "mlp_dim", "num_heads", "head_dim", "num_components"):
       choices.positive_int(name, getattr(self, name))
     choices.rate("dropout_rate", self.dropout_rate)
     choices.rate("attention_dropout_rate", self.attention_dropout_rate)
@@ -111,7 +107,23 @@ class TransformerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig(TransformerConfig):
+class TokenConfig(TransformerConfig):
+  """The settings of a model of tokens.
+
+  Attributes:
+    vocab_size: number of token ids.
+  """
+
+  vocab_size: int
+
+  def __post_init__(self) -> None:
+    """Checks every setting."""
+    choices.positive_int("vocab_size", self.vocab_size)
+    super().__post_init__()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TokenConfig):
   """The settings of an `Encoder`: those of `TransformerConfig`, where id 0 is padding.
 
   Attributes:
@@ -160,7 +172,56 @@ class DualEncoderConfig(ClassifierConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig(TransformerConfig):
+class ViTConfig(TransformerConfig):
+  """The settings of a `ViT`. The defaults suit pictures of 32 × 32 pixels in colour.
+
+  Attributes:
+    num_classes: number of logits.
+    image_size: height and width in pixels, a number if they are equal.
+    patch_size: height and width of a patch, which divide those of the image.
+    channels: numbers for each pixel.
+    pooling: "cls", the output at a learned token that is put before the patches, or "mean" over the patches.
+    classifier_dim: hidden width of the classifier's MLP.
+    max_len: not to be chosen: the number of patches, and one for the token of "cls".
+  """
+
+  is_causal: ClassVar[bool] = False
+
+  num_classes: int
+  image_size: int | tuple[int, int] = 32
+  patch_size: int | tuple[int, int] = 4
+  channels: int = 3
+  pooling: Literal["cls", "mean"] = "cls"
+  classifier_dim: int = 192
+  max_len: int = dataclasses.field(init=False)
+  num_layers: int = 6
+  emb_dim: int = 192
+  mlp_dim: int = 384
+  num_heads: int = 3
+  head_dim: int = 64
+
+  def __post_init__(self) -> None:
+    """Checks every setting."""
+    for name in ("num_classes", "channels", "classifier_dim"):
+      choices.positive_int(name, getattr(self, name))
+    checks.one_of("pooling", self.pooling, ("cls", "mean"))
+    for name in ("image_size", "patch_size"):
+      object.__setattr__(self, name, choices.pair(name, getattr(self, name)))
+    (height, width), (patch_height, patch_width) = self.sizes
+    if height % patch_height or width % patch_width:
+      raise ValueError(f"patch_size: expected divisors of image_size={self.image_size}, got {self.patch_size}")
+    patches = (height // patch_height) * (width // patch_width)
+    object.__setattr__(self, "max_len", patches + (self.pooling == "cls"))
+    super().__post_init__()
+
+  @property
+  def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of the image and of a patch."""
+    return choices.pair("image_size", self.image_size), choices.pair("patch_size", self.patch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(TokenConfig):
   """The settings of a `LanguageModel`. The defaults are those of the paper's models for WikiText-103.
 
   Attributes:
