@@ -6,68 +6,46 @@
 A directory stands for the run in it, or for all runs below it. Runs that are not finished are listed as such.
 """
 
-import argparse
-import csv
 import dataclasses
-import itertools
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lra import tasks
-from lra.runs import METRICS, Row, Run, load, rows
-from mgk_jax.analysis import curves, table
+from mgk_jax.analysis import report as reports, runs, table
 
 EXPLANATION = """\
 Test accuracy is that of the checkpoint with the best validation accuracy; ± is the sample standard deviation over
 seeds. GFLOP are those of the matrix products of a training step at the full length."""
 
 
-def report(
-  paths: Iterable[str | Path], *, picture: str | Path | None = None, csv_file: str | Path | None = None
-) -> str:
-  """Table, protocols, what is not finished, and for each task a text picture of the learning curves.
+@dataclasses.dataclass(frozen=True)
+class Run(runs.Run):
+  """A finished run; accuracies are shares of 1."""
 
-  Args:
-    paths: work directories, directories with work directories below them, or patterns of either.
-    picture: where to draw the learning curves of all seeds; with several tasks, a file for each, named after it.
-    csv_file: where to write one line for each finished run.
+  valid_accuracy: float
+  valid_loss: float
+  test_accuracy: float
+  test_loss: float
+  protocol: str
+  note: str
 
-  Raises:
-    OSError: a file cannot be written.
-    ValueError: the picture's suffix is of no known format.
-  """
-  finished, others = load(paths)
-  if csv_file is not None:
-    _write_csv(finished, Path(csv_file))
-  grouped = rows(finished)
-  protocols = dict.fromkeys(
-    f"{row.runs[0].task}, protocol {row.runs[0].protocol}{row.runs[0].note and f': {row.runs[0].note}'}"
-    for row in grouped
+
+def read(path: Path, summary: Mapping[str, Any]) -> Run:
+  """The run in a work directory."""
+  return Run(
+    **runs.facts(path, summary, "task"),
+    valid_accuracy=float(summary["valid"]["accuracy"]),
+    valid_loss=float(summary["valid"]["loss"]),
+    test_accuracy=float(summary["test"]["accuracy"]),
+    test_loss=float(summary["test"]["loss"]),
+    protocol=summary["protocol"]["name"],
+    note=summary["protocol"]["note"],
   )
-  parts = [format_table(grouped), EXPLANATION, "\n".join(protocols)] if grouped else ["No finished run."]
-  if others:
-    parts.append("\n".join(["Not in the table:", *(f"  {line}" for line in others)]))
-  by_task: dict[str, list[Row]] = defaultdict(list)
-  for row in grouped:
-    by_task[row.runs[0].task].append(row)
-  for task, of_task in by_task.items():
-    output = None if picture is None else Path(picture)
-    if output is not None and len(by_task) > 1:
-      output = output.with_stem(f"{output.stem}_{task}")
-    parts += _learning_curves(task, of_task, output)
-  return "\n\n".join(parts)
 
 
-def show(text: str) -> None:
-  """Prints a report, also where the output has no signs such as ±."""
-  encoding = sys.stdout.encoding or "utf-8"
-  print(text.encode(encoding, "replace").decode(encoding))
-
-
-def format_table(grouped: Sequence[Row]) -> str:
-  """The table that a report prints."""
+def format_table(grouped: Sequence[runs.Row[Run]]) -> str:
+  """The table, what its columns are, and the protocol of each task."""
   cells = [
     [
       row.runs[0].task,
@@ -75,65 +53,33 @@ def format_table(grouped: Sequence[Row]) -> str:
       str(row.runs[0].num_heads),
       f"{row.runs[0].num_parameters:,}",
       f"{row.runs[0].flops_per_step / 1e9:,.1f}",
-      row.accuracy("valid"),
-      row.accuracy("test"),
+      row.over_seeds(lambda run: 100 * run.valid_accuracy),
+      row.over_seeds(lambda run: 100 * run.test_accuracy),
       str(len(row.runs)),
     ]
     for row in grouped
   ]
-  return table.markdown(["task", "model", "heads", "parameters", "GFLOP/step", "valid %", "test %", "seeds"], cells)
+  columns = ["task", "model", "heads", "parameters", "GFLOP/step", "valid %", "test %", "seeds"]
+  protocols = dict.fromkeys(
+    f"{row.runs[0].task}, protocol {row.runs[0].protocol}{row.runs[0].note and f': {row.runs[0].note}'}"
+    for row in grouped
+  )
+  return "\n\n".join([table.markdown(columns, cells), EXPLANATION, "\n".join(protocols)])
 
 
-def _learning_curves(task: str, of_task: Sequence[Row], output: Path | None) -> list[str]:
-  """A text picture with one seed of each row, and notes on what was drawn into a file or could not be."""
-  first: dict[str, str | Path] = {}
-  every: dict[str, str | Path] = {}
-  parts = []
-  for row in of_task:
-    heads = f"{row.runs[0].num_heads} head{'s' if row.runs[0].num_heads > 1 else ''}"
-    drawable = {f"{row.label}, {heads}, seed {run.seed}": run.path / METRICS for run in row.runs if _has_curve(run)}
-    first |= dict(itertools.islice(drawable.items(), 1))
-    every |= drawable
-    parts += [f"{run.path}: no validation accuracy in its {METRICS}" for run in row.runs if not _has_curve(run)]
-  references = {"chance": 1 / tasks.TASKS[task].task.num_classes} if task in tasks.TASKS else {}
-  if first:
-    parts.append(f"{task}\n{curves.draw(first, references=references)}")
-  if every and output is not None:
-    curves.plot(every, output, references=references, title=task)
-    parts.append(f"Learning curves: {output}")
-  return parts
+def chance(task: str) -> dict[str, float]:
+  """The accuracy of a guess."""
+  return {"chance": 1 / tasks.TASKS[task].task.num_classes} if task in tasks.TASKS else {}
 
 
-def _has_curve(run: Run) -> bool:
-  try:
-    return "accuracy" in curves.read(run.path / METRICS).get("valid", {})
-  except (OSError, ValueError):
-    return False
-
-
-def _write_csv(finished: Sequence[Run], path: Path) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  names = [field.name for field in dataclasses.fields(Run) if field.name not in ("config", "note")]
-  with path.open("w", newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow(names)
-    writer.writerows([getattr(run, name) for name in names] for run in finished)
+KIND = reports.Kind(read, tuple(tasks.TASKS), format_table, "accuracy", chance)
+report = KIND.report
+show = reports.show
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lra.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="work directories, directories of them, or patterns")
-  parser.add_argument("--curves", metavar="PNG", help="draw the learning curves of all seeds into this file")
-  parser.add_argument("--csv", metavar="CSV", help="write one line for each finished run into this file")
-  arguments = parser.parse_args(argv)
-  try:
-    text = report(arguments.runs, picture=arguments.curves, csv_file=arguments.csv)
-  except (OSError, ValueError) as error:
-    parser.error(str(error))
-  show(text)
+  KIND.main("python -m lra.report", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ import glob
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from lra import tasks
 from mgk_jax.analysis import curves, table
 from mgk_jax.nn import names
 from mgk_jax.training import workdir
@@ -19,10 +18,10 @@ SUMMARY, CONFIG, METRICS = "summary.json", "config.json", "metrics.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A finished run, as its summary.json describes it; accuracies are shares of 1."""
+  """A finished run, as its summary.json describes it; what it reached is for a program to add."""
 
   path: Path
-  task: str
+  task: str  # or corpus
   variant: str
   num_heads: int
   estep: str
@@ -32,12 +31,6 @@ class Run:
   flops_per_step: float
   num_steps: int
   best_step: int
-  valid_accuracy: float
-  valid_loss: float
-  test_accuracy: float
-  test_loss: float
-  protocol: str
-  note: str
   seconds: float
   steps_per_second: float
   config: Mapping[str, Any]
@@ -46,6 +39,11 @@ class Run:
   def model(self) -> str:
     """The model's name with what is not the default."""
     return " ".join([self.variant, *(x for x in (self.estep, self.prior) if x not in ("soft", "sgd"))])
+
+  @property
+  def heads(self) -> str:
+    """How many, in words."""
+    return f"{self.num_heads} head{'s' if self.num_heads > 1 else ''}"
 
   @property
   def settings(self) -> dict[str, Any]:
@@ -58,29 +56,36 @@ class Run:
     return json.dumps([self.task, self.settings], sort_keys=True, default=str)
 
 
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(Generic[AnyRun]):
   """Runs with the same settings and different seeds; `label` and heads tell the row from all others of its task."""
 
   label: str
-  runs: Sequence[Run]
+  runs: Sequence[AnyRun]
 
-  def accuracy(self, split: str) -> str:
-    """In percent: mean ± standard deviation over the seeds."""
-    return table.mean_std([100 * getattr(run, f"{split}_accuracy") for run in self.runs], digits=2)
+  def over_seeds(self, value: Callable[[AnyRun], float | None], digits: int = 2) -> str:
+    """Mean ± standard deviation over the seeds; nothing if a run has no value."""
+    values = [value(run) for run in self.runs]
+    return table.mean_std([x for x in values if x is not None], digits) if None not in values else ""
 
 
-def load(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+def load(
+  paths: Iterable[str | Path], read: Callable[[Path, Mapping[str, Any]], AnyRun]
+) -> tuple[list[AnyRun], list[str]]:
   """The finished runs, and a line on everything else: what is missing, not finished, unreadable or there twice.
 
   Args:
     paths: work directories, directories with work directories below them, or patterns of either.
+    read: makes a run of a directory and its summary.
   """
-  finished: dict[tuple[str, int], Run] = {}
+  finished: dict[tuple[str, int], AnyRun] = {}
   others = []
   for path in dict.fromkeys(run for pattern in paths for run in _find(str(pattern))):
     try:
-      run = read(path)
+      run = read(path, json.loads((path / SUMMARY).read_text()))
     except FileNotFoundError:
       others.append(f"{path}: {_progress(path)}")
     except KeyError as error:
@@ -94,51 +99,46 @@ def load(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
   return list(finished.values()), others
 
 
-def read(path: Path) -> Run:
-  """The run in a work directory.
+def facts(path: Path, summary: Mapping[str, Any], task: str) -> dict[str, Any]:
+  """The fields of `Run`, from a summary in which the task is called `task`.
 
   Raises:
-    FileNotFoundError: it is not finished.
-    KeyError, ValueError, TypeError, AttributeError: its summary.json is not what a run writes.
+    KeyError, ValueError, TypeError, AttributeError: it is not what a run writes.
   """
-  summary = json.loads((path / SUMMARY).read_text())
   config = summary["config"]
   model = config.get("model", {})
-  return Run(
-    path=path,
-    task=summary["task"],
-    variant=summary["variant"],
-    num_heads=int(summary["num_heads"]),
-    estep=model.get("estep", "soft"),
-    prior=model.get("prior", "sgd"),
-    seed=int(summary["seed"]),
-    num_parameters=int(summary["num_parameters"]),
-    flops_per_step=float(summary["flops_per_step"]),
-    num_steps=int(summary["num_steps"]),
-    best_step=int(summary["best_step"]),
-    valid_accuracy=float(summary["valid"]["accuracy"]),
-    valid_loss=float(summary["valid"]["loss"]),
-    test_accuracy=float(summary["test"]["accuracy"]),
-    test_loss=float(summary["test"]["loss"]),
-    protocol=summary["protocol"]["name"],
-    note=summary["protocol"]["note"],
-    seconds=float(summary["timing"]["seconds"]),
-    steps_per_second=float(summary["timing"]["steps_per_second"]),
-    config=config,
-  )
+  return {
+    "path": path,
+    "task": summary[task],
+    "variant": summary["variant"],
+    "num_heads": int(summary["num_heads"]),
+    "estep": model.get("estep", "soft"),
+    "prior": model.get("prior", "sgd"),
+    "seed": int(summary["seed"]),
+    "num_parameters": int(summary["num_parameters"]),
+    "flops_per_step": float(summary["flops_per_step"]),
+    "num_steps": int(summary["num_steps"]),
+    "best_step": int(summary["best_step"]),
+    "seconds": float(summary["timing"]["seconds"]),
+    "steps_per_second": float(summary["timing"]["steps_per_second"]),
+    "config": config,
+  }
 
 
-def rows(runs: Iterable[Run]) -> list[Row]:
-  """Runs grouped over seeds; settings in which rows of the same model differ become part of their labels."""
+def rows(runs: Iterable[AnyRun], tasks: Sequence[str]) -> list[Row[AnyRun]]:
+  """Runs grouped over seeds; settings in which rows of the same model differ become part of their labels.
 
-  def place(run: Run) -> tuple[Any, ...]:
-    task, variant = [*tasks.TASKS, run.task].index(run.task), [*names.VARIANTS, run.variant].index(run.variant)
+  They are in the order of `tasks` and of the variants.
+  """
+
+  def place(run: AnyRun) -> tuple[Any, ...]:
+    task, variant = [*tasks, run.task].index(run.task), [*names.VARIANTS, run.variant].index(run.variant)
     return task, run.task, variant, run.model, run.num_heads, run.seed
 
-  groups: dict[str, list[Run]] = defaultdict(list)
+  groups: dict[str, list[AnyRun]] = defaultdict(list)
   for run in sorted(runs, key=place):
     groups[run.row_key].append(run)
-  alike: dict[tuple[str, str, int], list[list[Run]]] = defaultdict(list)
+  alike: dict[tuple[str, str, int], list[list[AnyRun]]] = defaultdict(list)
   for group in groups.values():
     alike[group[0].task, group[0].model, group[0].num_heads].append(group)
   return [
@@ -180,6 +180,7 @@ def _progress(path: Path) -> str:
   except (OSError, ValueError):
     done = "not finished, no record yet"
   try:
-    return f"{done} of {json.loads((path / CONFIG).read_text())['num_steps']:,}"
+    config = json.loads((path / CONFIG).read_text())
+    return f"{done} of {'at most ' if 'num_epochs' in config else ''}{config['num_steps']:,}"
   except (OSError, ValueError, TypeError, KeyError):
     return done
