@@ -69,6 +69,12 @@ def mixture_attention(
 
   Raises:
     ValueError, TypeError: a malformed argument; the message states what was expected and what came.
+
+  Example:
+    >>> query, value = jnp.ones((8, 128, 2, 32)), jnp.ones((8, 128, 2, 32))
+    >>> key = jnp.ones((8, 128, 2, 2, 32))  # two keys for each position
+    >>> mgk_jax.mixture_attention(query, key, value, is_causal=True).shape
+    (8, 128, 2, 32)
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
   scale = _static_precision(variance, dims)
@@ -120,6 +126,12 @@ def shifted_mixture_attention(
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
+
+  Example:
+    >>> query = key = value = jnp.ones((8, 128, 2, 32))
+    >>> shift = jax.random.normal(jax.random.key(0), (2, 2, 32))
+    >>> mgk_jax.shifted_mixture_attention(query, key, value, shift, is_causal=True).shape
+    (8, 128, 2, 32)
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N H")
   shift, dims = _check_shift(shift, dims)
@@ -163,6 +175,12 @@ def softmax_attention(
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
+
+  Example:
+    >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 8, 128, 2, 32))
+    >>> ours = mgk_jax.softmax_attention(query, key, value)
+    >>> bool(jnp.allclose(ours, jax.nn.dot_product_attention(query, key, value), atol=1e-5))
+    True
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N H")
   return _attend(
@@ -192,6 +210,12 @@ def mixture_attention_weights(
   """The posterior A_ij itself (Eqn 9 or 12), for looking at; float32. Memory O(T·S·M).
 
   With `shift` the keys are those of `shifted_mixture_attention`; all else as in `mixture_attention`.
+
+  Example:
+    >>> query, key = jnp.zeros((1, 1, 1, 2)), jnp.array([[0.0, 0.0], [0.0, 2.0]])[None, :, None, None]
+    >>> weights = mgk_jax.mixture_attention_weights(query, key, variance=1.0)  # distances 0 and 2
+    >>> [f"{weight:.3f}" for weight in weights.ravel()]
+    ['0.881', '0.119']
   """
   score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
   where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)
@@ -216,6 +240,12 @@ def responsibilities(
 
   estep="hard" assigns each pair to its nearest component, in equal shares where several are equally near, without
   regard to the prior. All else as in `mixture_attention_weights`.
+
+  Example:
+    >>> query, key = jnp.zeros((1, 1, 1, 2)), jnp.array([[0.0, 0.0], [0.0, 2.0]])[None, None, None]
+    >>> shares = mgk_jax.responsibilities(query, key, variance=1.0)  # one key of two components
+    >>> [f"{share:.3f}" for share in shares.ravel()]
+    ['0.881', '0.119']
   """
   score_BNTSM, dims = _reference_scores(query, key, shift, log_prior, variance, estep)
   where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)

@@ -40,7 +40,14 @@ def platform() -> str:
 
 @contextlib.contextmanager
 def compiling_for(target: str) -> Iterator[None]:
-  """Within it, implementations are chosen for "cpu", "tpu" or "gpu", whatever this machine has."""
+  """Within it, implementations are chosen for "cpu", "tpu" or "gpu", whatever this machine has.
+
+  Example:
+    >>> query = jax.ShapeDtypeStruct((8, 4096, 4, 32), jnp.float32)
+    >>> with mgk_jax.compiling_for("tpu"):
+    ...   print(mgk_jax.explain_implementation(mgk_jax.softmax_attention, query, query, query))
+    pallas: runs
+  """
   checks.one_of("target", target, PREFERENCES)
   token = _target.set(target)
   try:
@@ -78,12 +85,18 @@ def run(implementation: str | None, candidates: Mapping[str, Callable[[], Result
 def explain_implementation(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> str:
   """Which implementation `function(*args, **kwargs)` runs, and why not those before it. Nothing is computed.
 
-      print(mgk_jax.explain_implementation(mgk_jax.mixture_attention, query, key, value, platform="tpu"))
-
   Args:
     function: an attention of this package, or anything that calls one, such as a module.
-    *args, **kwargs: its arguments; arrays may be jax.ShapeDtypeStruct.
+    args, kwargs: its arguments; arrays may be jax.ShapeDtypeStruct.
     platform: "cpu", "tpu" or "gpu"; None for that of this process.
+
+  Example:
+    >>> query = jax.ShapeDtypeStruct((8, 4096, 4, 32), jnp.float32)
+    >>> dropout = dict(dropout_rate=0.1, dropout_rng=jax.random.key(0))
+    >>> explain = mgk_jax.explain_implementation
+    >>> print(explain(mgk_jax.softmax_attention, query, query, query, platform="tpu", **dropout))
+    pallas: cannot, dropout of attention weights
+    xla: runs
   """
   attempts: list[Attempt] = []
   token = _attempts.set(attempts)

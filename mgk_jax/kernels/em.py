@@ -45,6 +45,13 @@ def em_prior(
 
   Returns:
     π, [S, N, M] in float32, summing to 1 over the components.
+
+  Example:
+    >>> query = jnp.array([0.0, 0.0, 1.0])[None, :, None, None]  # two of three queries lie on the first component
+    >>> key = jnp.array([0.0, 1.0])[None, None, None, :, None]
+    >>> prior = mgk_jax.em_prior(query, key, log_prior=None, variance=0.01)
+    >>> [f"{weight:.3f}" for weight in prior.ravel()]
+    ['0.667', '0.333']
   """
   counts, _, dims = _statistics(
     query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,
@@ -81,6 +88,11 @@ def em_variance(
 
   Returns:
     σ², [M], float32.
+
+  Example:
+    >>> query, key = jnp.array([-1.0, 1.0])[None, :, None, None], jnp.zeros((1, 1, 1, 1, 1))
+    >>> mgk_jax.em_variance(query, key, log_prior=None)
+    Array([1.], dtype=float32)
   """
   counts, moments, dims = _statistics(
     query, key, shift, log_prior, variance, mask, is_causal, query_seq_lengths, key_value_seq_lengths, segment_ids,

@@ -69,6 +69,11 @@ def mixture_linear_attention(
   Raises:
     ValueError, TypeError: a malformed argument; the message states what was expected and what came.
     NotImplementedError: the named implementation cannot do it, such as "xla" with a mask that varies with the query.
+
+  Example:
+    >>> query, value, key = jnp.ones((8, 128, 2, 32)), jnp.ones((8, 128, 2, 32)), jnp.ones((8, 128, 2, 2, 32))
+    >>> mgk_jax.mixture_linear_attention(query, key, value, is_causal=True).shape
+    (8, 128, 2, 32)
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
   log_prior = checks.log_prior(log_prior, dims)
@@ -113,6 +118,11 @@ def linear_attention(
 
   Returns:
     [B, T, N, V] in the dtype of the inputs.
+
+  Example:
+    >>> query = key = value = jnp.ones((8, 128, 2, 32))
+    >>> mgk_jax.linear_attention(query, key, value, feature_map="relu").shape
+    (8, 128, 2, 32)
   """
   query, key, value, _ = checks.query_key_value(query, key, value, key_letters="B S N H")
   return mixture_linear_attention(

@@ -98,6 +98,13 @@ def mixture_linear_attention_step(
 
   Raises:
     ValueError, TypeError: a malformed argument or a state of another shape.
+
+  Example:
+    >>> prompt = mgk_jax.mixture_linear_attention_state(jnp.ones((1, 9, 2, 2, 32)), jnp.ones((1, 9, 2, 32)))
+    >>> query, key, value = jnp.ones((1, 1, 2, 32)), jnp.ones((1, 1, 2, 2, 32)), jnp.ones((1, 1, 2, 32))
+    >>> outputs, state = mgk_jax.mixture_linear_attention_step(prompt, query, key, value)
+    >>> outputs.shape, state.kv.shape
+    ((1, 1, 2, 32), (1, 2, 32, 32))
   """
   query, key, value, dims = checks.query_key_value(query, key, value, key_letters="B S N M H")
   if dims.T != dims.S:

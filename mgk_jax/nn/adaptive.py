@@ -47,6 +47,13 @@ class AdaptiveVocabulary(nnx.Module):
   Raises:
     ValueError: cutoffs that are not ascending within the vocabulary, more divisions than there are features, or
       another number of ties than of clusters.
+
+  Example:
+    >>> vocabulary = mgk_jax.AdaptiveVocabulary(1000, 16, cutoffs=(100, 500), rngs=nnx.Rngs(0))
+    >>> [table.shape for table in vocabulary.tables]
+    [(100, 16), (400, 16), (500, 16)]
+    >>> vocabulary.log_probs(jnp.ones((3, 16))).shape
+    (3, 1000)
   """
 
   def __init__(

@@ -56,10 +56,15 @@ class MixtureAttention(Caching):
     implementation: of the kernels, see `mgk_jax.mixture_attention`.
     dropout_rate: of the attention weights; kernel="linear" has none to drop and takes 0 only.
     broadcast_dropout: one dropout mask for all batch entries and heads.
-    The other arguments are those of nnx.MultiHeadAttention.
+    dtype, param_dtype, …: all others are those of nnx.MultiHeadAttention.
 
   Raises:
     ValueError, TypeError: a value that is not allowed or a combination without a meaning, with what was expected.
+
+  Example:
+    >>> attention = mgk_jax.MixtureAttention(num_heads=2, in_features=64, keys="shifted", rngs=nnx.Rngs(0))
+    >>> attention(jnp.ones((8, 128, 64)), is_causal=True).shape
+    (8, 128, 64)
   """
 
   def __init__(

@@ -81,10 +81,10 @@ class Encoder(Layers):
   `eval()` is called.
 
   Example:
-    >>> config = mgk_jax.EncoderConfig(vocab_size=257, max_len=64, num_heads=1)
+    >>> config = mgk_jax.EncoderConfig(vocab_size=257, max_len=128)
     >>> encoder = mgk_jax.Encoder(config, rngs=nnx.Rngs(0))
-    >>> encoder(jnp.ones((8, 64), int), lengths=jnp.full(8, 50), deterministic=True).shape
-    (8, 64, 64)
+    >>> encoder(jnp.ones((8, 128), int), lengths=jnp.full(8, 100), deterministic=True).shape
+    (8, 128, 64)
   """
 
   def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):

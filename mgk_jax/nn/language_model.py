@@ -39,6 +39,14 @@ class LanguageModel(nnx.Module):
 
   Dropout follows the embedding, attention, the MLP's ReLU, the MLP and the last block. In training mode until `eval()`
   is called. Positions are counted from 0 and have no bound, except that priors per position have max_len of them.
+
+  Example:
+    >>> sizes = dict(num_layers=2, emb_dim=64, mlp_dim=128, num_heads=2, head_dim=32)
+    >>> config = mgk_jax.LanguageModelConfig(vocab_size=257, cutoffs=(), **sizes)
+    >>> model = mgk_jax.LanguageModel(config, rngs=nnx.Rngs(0))
+    >>> words = jnp.ones((8, 129), int)
+    >>> model.nll(words[:, :-1], words[:, 1:], deterministic=True).shape
+    (8, 128)
   """
 
   def __init__(self, config: LanguageModelConfig, *, rngs: nnx.Rngs):

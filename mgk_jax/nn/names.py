@@ -34,6 +34,11 @@ def from_name(name: str, num_heads: int, in_features: int, *, rngs: nnx.Rngs, **
 
   Raises:
     ValueError: an unknown name, or an argument that the name has already decided otherwise.
+
+  Example:
+    >>> attention = mgk_jax.from_name("mgk", num_heads=2, in_features=64, estep="hard", rngs=nnx.Rngs(0))
+    >>> attention.key.kernel.shape  # [in_features, heads, components, head_dim]
+    (64, 2, 2, 32)
   """
   checks.one_of("name", name, VARIANTS)
   decided = VARIANTS[name]
