@@ -36,6 +36,10 @@ from mgk_jax.nn import (
   ViTConfig as ViTConfig,
   code_shift as code_shift,
   from_name as from_name,
+  from_safetensors as from_safetensors,
   load_reference_lra as load_reference_lra,
+  load_safetensors as load_safetensors,
   paper_shift as paper_shift,
+  save_safetensors as save_safetensors,
 )
+from mgk_jax.version import __version__ as __version__

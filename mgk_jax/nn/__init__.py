@@ -17,4 +17,9 @@ from mgk_jax.nn.language_model import LanguageModel as LanguageModel
 from mgk_jax.nn.names import from_name as from_name
 from mgk_jax.nn.priors import EMPrior as EMPrior, FixedPrior as FixedPrior
 from mgk_jax.nn.reference_lra import load_reference_lra as load_reference_lra
+from mgk_jax.nn.saving import (
+  from_safetensors as from_safetensors,
+  load_safetensors as load_safetensors,
+  save_safetensors as save_safetensors,
+)
 from mgk_jax.nn.vit import ViT as ViT
