@@ -211,12 +211,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--limit", type=int, help="so many words from the beginning, and no more")
   parser.add_argument("--data_dir", help="raw files, if they are not prepared yet")
   parser.add_argument("--prepared_dir", help="where prepared data are")
+  processes.add_arguments(parser)
   parser.add_argument("--json", action="store_true", help="print JSON")
   args = vars(parser.parse_args(argv))
   as_json = args.pop("json")
   with training.reported(DataError, ValueError):
+    processes.join(processes.Place(*(args.pop(name) for name in processes.FLAGS)))
     result = evaluate(**args)
-    print(json.dumps(result) if as_json else describe(result))
+    if jax.process_index() == 0:
+      print(json.dumps(result) if as_json else describe(result))
 
 
 if __name__ == "__main__":

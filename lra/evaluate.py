@@ -19,6 +19,7 @@ from lra import prepare, tasks, train
 from lra.task import SPLITS
 from mgk_jax import training
 from mgk_jax.data import DataError
+from mgk_jax.training import processes
 
 
 def evaluate(
@@ -56,6 +57,14 @@ def evaluate(
   return {"split": split, "step": number, **metrics, "examples": examples}
 
 
+def describe(result: dict[str, Any]) -> str:
+  """The result in a line."""
+  return (
+    f"{result['split']} of step {result['step']}: accuracy {result['accuracy']:.2%}, loss {result['loss']:.4f}, "
+    f"{result['examples']:,} examples"
+  )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
   parser = argparse.ArgumentParser(
@@ -66,19 +75,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--step", default="best", help="best (the default), latest, or the number of a step")
   parser.add_argument("--data_dir", help="raw data, if they are not prepared yet")
   parser.add_argument("--prepared_dir", help="where prepared data are")
+  processes.add_arguments(parser)
   parser.add_argument("--json", action="store_true", help="print JSON")
-  args = parser.parse_args(argv)
+  args = vars(parser.parse_args(argv))
+  as_json = args.pop("json")
   with training.reported(DataError, ValueError):
-    result = evaluate(
-      args.workdir, split=args.split, step=args.step, data_dir=args.data_dir, prepared_dir=args.prepared_dir
-    )
-    if args.json:
-      print(json.dumps(result))
-    else:
-      print(
-        f"{result['split']} of step {result['step']}: accuracy {result['accuracy']:.2%}, loss {result['loss']:.4f}, "
-        f"{result['examples']:,} examples"
-      )
+    processes.join(processes.Place(*(args.pop(name) for name in processes.FLAGS)))
+    result = evaluate(**args)
+    if jax.process_index() == 0:
+      print(json.dumps(result) if as_json else describe(result))
 
 
 if __name__ == "__main__":

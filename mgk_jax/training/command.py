@@ -58,15 +58,13 @@ def run(
   flags.register_validator(
     heads, lambda texts: all(text.isdecimal() and int(text) for text in texts), "expected whole numbers such as 8,4"
   )
-  distributed = flags.DEFINE_bool(
-    "distributed",
-    False,
-    "This is one of several processes of a run, as on a TPU pod, under Slurm, Open MPI or Kubernetes. Elsewhere, "
-    "--coordinator, --num_processes and --process_id say which.",
-  )
-  coordinator = flags.DEFINE_string("coordinator", None, "With --distributed: HOST:PORT of process 0.")
-  num_processes = flags.DEFINE_integer("num_processes", None, "With --distributed: how many processes there are.")
-  process_id = flags.DEFINE_integer("process_id", None, "With --distributed: which process this is, from 0.")
+  about = {name: f"{text[0].upper()}{text[1:]}." for name, text in processes.FLAGS.items()}
+  place = [
+    flags.DEFINE_bool("distributed", False, about["distributed"]),
+    flags.DEFINE_string("coordinator", None, about["coordinator"]),
+    flags.DEFINE_integer("num_processes", None, about["num_processes"]),
+    flags.DEFINE_integer("process_id", None, about["process_id"]),
+  ]
   flags.mark_flag_as_required(config)
 
   def main(argv: list[str]) -> None:
@@ -84,10 +82,7 @@ def run(
         raise ValueError(f"--compare and --heads go with --compile_for; {several} trains several models")
       if not workdir.value:
         raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
-      if distributed.value:
-        processes.join(coordinator.value, num_processes.value, process_id.value)
-      elif coordinator.value or num_processes.value or process_id.value is not None:
-        raise ValueError("--coordinator, --num_processes and --process_id go with --distributed")
+      processes.join(processes.Place(*(flag.value for flag in place)))
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
       if jax.process_index() == 0:
         print(describe(summary))

@@ -1,5 +1,8 @@
 """Several processes that are one run: how they meet, and what they tell each other."""
 
+import argparse
+from typing import NamedTuple
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -7,24 +10,50 @@ from jax.experimental import multihost_utils
 MOST_BYTES = 1 << 14  # of a text; what is longer is cut
 
 
-def join(address: str | None, number: int | None, index: int | None) -> None:
-  """Waits for the other processes of a run; to be called before any other use of JAX.
+class Place(NamedTuple):
+  """Which of several processes this one is: the values of `FLAGS`."""
 
-  Args:
-    address: HOST:PORT of the first process. None on a TPU pod and under Slurm, Open MPI or Kubernetes, where JAX finds
-      this and the rest itself.
-    number: how many processes there are.
-    index: which one this is, from 0.
+  distributed: bool = False
+  coordinator: str | None = None
+  num_processes: int | None = None
+  process_id: int | None = None
+
+
+FLAGS = {  # by the names of `Place`, with what they are for
+  "distributed": "this is one of several processes, as on a TPU pod, under Slurm, Open MPI or Kubernetes; elsewhere, "
+  "--coordinator, --num_processes and --process_id say which",
+  "coordinator": "with --distributed: HOST:PORT of process 0",
+  "num_processes": "with --distributed: how many processes there are",
+  "process_id": "with --distributed: which process this is, from 0",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Puts the `FLAGS` into a parser."""
+  parser.add_argument("--distributed", action="store_true", help=FLAGS["distributed"])
+  parser.add_argument("--coordinator", help=FLAGS["coordinator"], metavar="HOST:PORT")
+  parser.add_argument("--num_processes", type=int, help=FLAGS["num_processes"], metavar="N")
+  parser.add_argument("--process_id", type=int, help=FLAGS["process_id"], metavar="I")
+
+
+def join(place: Place) -> None:
+  """Waits for the other processes, if there are any; to be called before any other use of JAX.
+
+  On a TPU pod and under Slurm, Open MPI or Kubernetes JAX finds out itself where they are.
 
   Raises:
-    ValueError: not all of them, or JAX finds nothing.
+    ValueError: not all that is needed, or JAX finds nothing.
   """
-  given = {"--coordinator": address, "--num_processes": number, "--process_id": index}
-  if missing := [name for name, value in given.items() if value is None]:
+  given = {f"--{name}": value for name, value in place._asdict().items() if name != "distributed"}
+  missing = [name for name, value in given.items() if value is None]
+  if not place.distributed:
     if len(missing) < len(given):
-      raise ValueError(f"expected all of {', '.join(given)} or none; missing: {', '.join(missing)}")
+      raise ValueError("--coordinator, --num_processes and --process_id go with --distributed")
+    return
+  if 0 < len(missing) < len(given):
+    raise ValueError(f"expected all of {', '.join(given)} or none; missing: {', '.join(missing)}")
   try:
-    jax.distributed.initialize(address, number, index)
+    jax.distributed.initialize(place.coordinator, place.num_processes, place.process_id)
   except ValueError as error:
     raise ValueError(
       f"--distributed: {error}. Expected a TPU pod, Slurm, Open MPI or Kubernetes; elsewhere start every process with "
