@@ -59,12 +59,10 @@ def run(
     heads, lambda texts: all(text.isdecimal() and int(text) for text in texts), "expected whole numbers such as 8,4"
   )
   about = {name: f"{text[0].upper()}{text[1:]}." for name, text in processes.FLAGS.items()}
-  place = [
-    flags.DEFINE_bool("distributed", False, about["distributed"]),
-    flags.DEFINE_string("coordinator", None, about["coordinator"]),
-    flags.DEFINE_integer("num_processes", None, about["num_processes"]),
-    flags.DEFINE_integer("process_id", None, about["process_id"]),
-  ]
+  distributed = flags.DEFINE_bool("distributed", False, about["distributed"])
+  coordinator = flags.DEFINE_string("coordinator", None, about["coordinator"])
+  num_processes = flags.DEFINE_integer("num_processes", None, about["num_processes"])
+  process_id = flags.DEFINE_integer("process_id", None, about["process_id"])
   flags.mark_flag_as_required(config)
 
   def main(argv: list[str]) -> None:
@@ -82,7 +80,7 @@ def run(
         raise ValueError(f"--compare and --heads go with --compile_for; {several} trains several models")
       if not workdir.value:
         raise ValueError(f"--workdir: expected a directory, got {workdir.value!r}")
-      processes.join(processes.Place(*(flag.value for flag in place)))
+      processes.join(processes.Place(distributed.value, coordinator.value, num_processes.value, process_id.value))
       summary = train(config.value, workdir.value, data_dir=data_dir.value, prepared_dir=prepared_dir.value)
       if jax.process_index() == 0:
         print(describe(summary))
