@@ -18,7 +18,6 @@ Sections:
     long            time per token and memory of causal MLK
 """
 
-import argparse
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -28,6 +27,7 @@ import numpy as np
 
 from benchmarks import contenders, long_sequences, timing
 from benchmarks.contenders import Attentions, Sizes
+from mgk_jax import console
 
 
 class Claim(NamedTuple):
@@ -117,7 +117,7 @@ def crossing_point(lengths: Sequence[int], ratios: Sequence[float]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the measurements that the command line asks for and prints their tables."""
   sections = ("heads", "materialised", "causal", "padding", "crossing", "long")
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.attention", __doc__)
   parser.add_argument("--sections", nargs="+", choices=sections, default=sections, metavar="SECTION", help="see above")
   parser.add_argument("--length", type=int, nargs="+", default=[1024, 2048, 4096], help="N (default 1024 2048 4096)")
   parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="B, in heads and padding (default 1 8)")

@@ -8,7 +8,6 @@ The model is that of the paper for WikiText-103. Linear attention (mlk) has a st
 and the median of their times is shown: trust the ratios, not the seconds.
 """
 
-import argparse
 import platform
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from benchmarks.timing import Contender, Measurement, Program
 from lm import datasets
 from lm.generator import Generator
 from lm.sampling import Sampling
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.training import state as states
 
 WORDS = 32  # that are generated in each round
@@ -93,7 +92,7 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures what the command line asks for and prints a table."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.decoding", __doc__)
   parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 16_384], help="words so far, ascending")
   parser.add_argument("--batch", type=int, default=1, help="texts at once (default 1)")
   parser.add_argument("--layers", type=int, default=16, help="of the model (default 16)")

@@ -3,7 +3,6 @@
 python -m benchmarks.long_sequences --length 131072      # one training step; prints the peak memory of the process
 """
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from flax import nnx
 import mgk_jax
 from benchmarks import timing
 from benchmarks.contenders import Attentions, Sizes
+from mgk_jax import console
 
 LAYERS = 2
 
@@ -67,7 +67,7 @@ def train_step(length: int, heads: int, head_dim: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """One training step, and the peak memory of this process."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.long_sequences", __doc__)
   parser.add_argument("--length", type=int, default=131072)
   parser.add_argument("--heads", type=int, default=2)
   parser.add_argument("--head-dim", type=int, default=32)

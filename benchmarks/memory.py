@@ -12,7 +12,6 @@ Two tables, of the model of configs/lra/text.py without attention dropout, which
 The compilers are the extras aot-tpu and aot-cuda; see docs/kernels.md.
 """
 
-import argparse
 import importlib.metadata
 import math
 import sys
@@ -25,6 +24,7 @@ import ml_collections
 
 from configs.lra import text
 from lra import ahead as lra_ahead
+from mgk_jax import console
 from mgk_jax.analysis import table
 from mgk_jax.training import TrainingStopped, ahead, targets
 from mgk_jax.training.targets import GIB, Target
@@ -166,7 +166,7 @@ def versions() -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Compiles what the command line asks for and prints the tables."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.memory", __doc__)
   kinds = ", ".join(targets.KINDS)
   parser.add_argument(
     "--devices", nargs="+", default=[], choices=targets.KINDS, metavar="KIND",

@@ -9,7 +9,6 @@ with all distances and weights materialised (`benchmarks.torch_model`). Contende
 median of their times is shown: trust the ratios, not the seconds.
 """
 
-import argparse
 import functools
 import importlib.util
 import platform
@@ -24,7 +23,7 @@ import lra.tasks
 from benchmarks import timing
 from benchmarks.timing import Contender, Measurement, Program
 from configs.lra import listops
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.analysis import flops, parameters
 from mgk_jax.training import mesh as meshes, state as states, step as steps
 
@@ -113,7 +112,7 @@ def _name(attention: str, heads: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures what the command line asks for and prints a table."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.train_step", __doc__)
   parser.add_argument("--batch", type=int, default=32, help="examples in a step (default 32)")
   parser.add_argument("--length", type=int, default=2048, help="tokens of each (default 2048)")
   parser.add_argument("--accumulation", type=int, default=1, help="parts that the batch is cut into (default 1)")

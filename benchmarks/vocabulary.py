@@ -9,7 +9,6 @@ Contenders take turns in one process and the median of their times is shown: tru
 dense softmax needs some 8 GB here.
 """
 
-import argparse
 import platform
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +22,7 @@ from benchmarks import timing
 from benchmarks.timing import Contender
 from lm import datasets
 from lm.corpus import Corpus
+from mgk_jax import console
 from mgk_jax.kernels.cross_entropy import linear_cross_entropy
 
 CUTOFFS = (20_000, 40_000, 200_000)
@@ -93,7 +93,7 @@ def contenders(
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures what the command line asks for and prints a table."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.vocabulary", __doc__)
   parser.add_argument("--corpus", help="a prepared corpus, with its own vocabulary and frequencies")
   parser.add_argument("--cutoffs", type=int, nargs="*", default=CUTOFFS, help="of the adaptive softmax")
   parser.add_argument(

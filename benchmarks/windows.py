@@ -10,7 +10,7 @@ each window, so that a deep model over few words gains little. Contenders take t
 their times is shown: trust the ratios, not the seconds.
 """
 
-import argparse
+import functools
 import importlib
 import platform
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from benchmarks.timing import Contender, Measurement, Program
 from lm import datasets, windows
 from lm.trained import evaluated
 from lm.windows import Protocol, Scorer, Windows
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.training import state as states
 
 BATCHED, LOOP, DENSE_LOOP = "batched", "a window at a time", "a window at a time, all logits"
@@ -48,12 +48,24 @@ class Measured:
     shares = 1 / ranks / np.sum(1 / ranks)
     self.tokens = np.random.default_rng(0).choice(config.vocab_size, window + 10 * self.batch_size, p=shares)
 
+  def _text(self, num_windows: int) -> Windows:
+    """A text of so many windows that are not the first."""
+    return Windows(self.tokens[: self.protocol.window + num_windows + 1].astype(np.int32), self.protocol)
+
+  def _score(self, params, variables, tokens: jax.Array, targets: jax.Array, *, all_logits: bool) -> jax.Array:
+    """The last position of a window, and all others for nothing."""
+    model = evaluated(self.structure, params, variables)
+    if not all_logits:
+      return model.nll(tokens, targets)[0, -1]
+    log_probs = model.log_probs(model.hidden(tokens))
+    return -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[0, -1, 0]
+
   def batched(self) -> Contender:
     """`lm.windows`, one batch."""
 
     def prepare() -> Program:
       scorer = Scorer(self.structure, self.mesh, self.protocol, self.batch_size)
-      text = Windows(self.tokens[: self.protocol.window + self.batch_size + 1].astype(np.int32), self.protocol)
+      text = self._text(self.batch_size)
 
       def run() -> None:
         assert sum(number for number, _ in scorer.losses(*self.arrays, text, first=1)) == self.batch_size
@@ -64,17 +76,21 @@ class Measured:
 
   def loop(self, *, all_logits: bool) -> Contender:
     """One window."""
-
-    def score(params, variables, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-      model = evaluated(self.structure, params, variables)
-      if not all_logits:
-        return model.nll(tokens, targets)[0, -1]
-      log_probs = model.log_probs(model.hidden(tokens))
-      return -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[0, -1, 0]
-
+    score = functools.partial(self._score, all_logits=all_logits)
     tokens = self.tokens[None, : self.protocol.window + 1].astype(np.int32)
     arguments = *self.arrays, tokens[:, :-1], tokens[:, 1:]
     return Contender(DENSE_LOOP if all_logits else LOOP, lambda: timing.compiled(score, *arguments))
+
+  def largest_difference(self, num_windows: int) -> float:
+    """Between −log p of the first words by `lm.windows` and by a window at a time with all logits."""
+    scorer = Scorer(self.structure, self.mesh, self.protocol, self.batch_size)
+    text = self._text(num_windows)
+    batched = np.concatenate([losses for _, losses in scorer.losses(*self.arrays, text, first=1)])
+    score = jax.jit(functools.partial(self._score, all_logits=True))
+    window = self.protocol.window
+    pieces = (text.tokens[None, start : start + window + 1] for start in range(1, num_windows + 1))
+    alone = np.array([score(*self.arrays, piece[:, :-1], piece[:, 1:]) for piece in pieces])
+    return float(np.max(np.abs(batched - alone)))
 
   def measure(self, repeats: int) -> list[Measurement]:
     """All of them."""
@@ -91,7 +107,7 @@ class Measured:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures what the command line asks for and prints a table."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = console.parser("benchmarks.windows", __doc__)
   parser.add_argument("--config", default="wikitext2_small", help="one of configs/lm (default wikitext2_small)")
   parser.add_argument("--arg", default="mgk,heads=2", help="of the config (default mgk,heads=2)")
   parser.add_argument("--window", type=int, help="words (default: as in training)")
@@ -104,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   print(f"sliding windows of {measured.protocol.window} words, {args.config}:{args.arg}, {measured.batch_size} at once")
   print(f"{platform.machine()}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n")
   print(measured.table(measured.measure(args.repeats)))
+  number = measured.batch_size
+  print(f"\nlargest difference of −log p over {number} windows: {measured.largest_difference(number):.1e}")
 
 
 if __name__ == "__main__":

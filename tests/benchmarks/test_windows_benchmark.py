@@ -13,3 +13,4 @@ def test_small():
   assert rows[0] == ["evaluation", "ms for a window", "× batched"]
   assert [row[0] for row in rows[2:]] == [windows.BATCHED, windows.LOOP, windows.DENSE_LOOP]
   assert rows[2][2] == "1.0"
+  assert measured.largest_difference(4) < 1e-5
