@@ -9,7 +9,6 @@ the last. Without --step it is the best checkpoint on the validation set. The sa
 What comes out is also in evaluation/ in the work directory, of which nothing else is changed.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -25,7 +24,7 @@ import numpy as np
 from lm import trained, windows
 from lm.datasets import SPLITS
 from lm.windows import Protocol, Score, Scorer, Windows
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.data import DataError
 from mgk_jax.training import mesh as meshes, processes, signals
 from mgk_jax.training.progress import Progress
@@ -198,9 +197,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lm.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = console.parser("lm.evaluate", __doc__)
   parser.add_argument("--workdir", required=True, help="of the run")
   parser.add_argument("--split", default="test", choices=SPLITS)
   parser.add_argument("--step", default="best", help="best (the default), latest, or the number of a step")

@@ -8,7 +8,6 @@ Words are separated by spaces, as in the corpus, and those that it does not know
 with which a text without a prompt begins. Without --step it is the best checkpoint on the validation set.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from lm import trained
 from lm.generator import Generator, Words, continuations
 from lm.raw import UNKNOWN
 from lm.sampling import Sampling
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.data import DataError
 from mgk_jax.training.progress import Progress
 
@@ -86,9 +85,7 @@ def describe(result: dict[str, Any], unit: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lm.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = console.parser("lm.generate", __doc__)
   parser.add_argument("--workdir", required=True, help="of the run")
   parser.add_argument("--step", default="best", help="best (the default), latest, or the number of a step")
   parser.add_argument("--prompt", action="append", default=[], help="how a text begins; may be given several times")

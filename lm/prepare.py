@@ -12,9 +12,11 @@ from pathlib import Path
 from lm import corpus as corpora, datasets, raw
 from lm.corpus import Corpus, Counted
 from lm.datasets import SPLITS, Dataset
+from mgk_jax import console
 from mgk_jax.data import DataError, command, places
 
-_EXAMPLES = """examples:
+_HELP = """Finds the raw files of a corpus, checks them, and writes them in the form that training reads.
+
   python -m lm.prepare wikitext103 --data_dir=wikitext-103-v1.zip    from the archive
   python -m lm.prepare wikitext2 --data_dir=wikitext-2               from a folder with wiki.{train,valid,test}.tokens
   python -m lm.prepare enwik8 --download                             downloads it first, 36 MB
@@ -167,13 +169,7 @@ def _run(args: argparse.Namespace, dataset: Dataset) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog="python -m lm.prepare",
-    description="Finds the raw files of a corpus, checks them, and writes them in the form that training reads.",
-    epilog=_EXAMPLES,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  parser = console.parser("lm.prepare", _HELP)
   parser.add_argument("dataset", choices=datasets.DATASETS, help="the corpus to prepare")
   command.add_arguments(parser, counted="words")
   for split in SPLITS:

@@ -89,7 +89,7 @@ report = KIND.report
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  KIND.main("python -m lm.report", __doc__, argv)
+  KIND.main("lm.report", __doc__, argv)
 
 
 if __name__ == "__main__":

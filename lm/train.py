@@ -17,6 +17,7 @@ from typing import Any
 import ml_collections
 
 import lm.model
+from configs import shipped
 from configs.lm import schema
 from lm import ahead, datasets, input_pipeline, prepare
 from lm.corpus import Corpus
@@ -183,6 +184,9 @@ def command() -> None:
   """The command."""
   commands.run(
     "lm.train",
+    __doc__,
+    find=functools.partial(shipped.find, program="lm"),
+    arguments=schema.ARGUMENTS,
     example="configs/lm/wikitext103.py:mgk,heads=4,seed=3",
     settle=schema.settle,
     train=train,

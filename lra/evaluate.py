@@ -6,7 +6,6 @@
 Without --step it is the best checkpoint on the validation set. The run may still be going on; nothing of it is changed.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import ml_collections
 
 from lra import prepare, tasks, train
 from lra.task import SPLITS
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.data import DataError
 from mgk_jax.training import processes
 
@@ -67,9 +66,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lra.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = console.parser("lra.evaluate", __doc__)
   parser.add_argument("--workdir", required=True, help="of the run")
   parser.add_argument("--split", default="test", choices=SPLITS)
   parser.add_argument("--step", default="best", help="best (the default), latest, or the number of a step")

@@ -15,10 +15,12 @@ from lra.builder import TaskBuilder
 from lra.listops import SOURCES, ListopsConfig
 from lra.statistics import Statistics, table
 from lra.task import RawData
+from mgk_jax import console
 from mgk_jax.data import DataError, command as commands, places
 
 _GENERATOR = tuple(field.name for field in dataclasses.fields(ListopsConfig) if field.type is int)
-_EXAMPLES = """examples:
+_HELP = """Finds the raw data of a task, checks them, and writes them in the form that training reads.
+
   python -m lra.prepare listops                                   generates it, no download (under a minute)
   python -m lra.prepare listops --seed=3 --num_train=1000         another, smaller set
   python -m lra.prepare listops --data_dir=lra_release            reads the Long Range Arena's own files
@@ -171,13 +173,7 @@ def _run(args: argparse.Namespace, builder: TaskBuilder) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TaskBuilder]:
-  parser = argparse.ArgumentParser(
-    prog="python -m lra.prepare",
-    description="Finds the raw data of a task, checks them, and writes them in the form that training reads.",
-    epilog=_EXAMPLES,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  parser = console.parser("lra.prepare", _HELP)
   parser.add_argument("task", choices=tasks.TASKS, help="the task to prepare")
   commands.add_arguments(parser, counted="examples")
   group = parser.add_argument_group("listops only")

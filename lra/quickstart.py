@@ -7,13 +7,12 @@ expressions that neither has seen; it takes minutes on two CPU cores. Prints a t
 curves, which is also drawn into the work directory. Arguments behind --set change both runs, e.g. --set=steps=300.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from configs.lra import quickstart
 from lra import report, sweep
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.data import DataError
 
 MODELS = {"smgk_heads1": "smgk,heads=1", "softmax_heads2": "softmax,heads=2"}
@@ -21,9 +20,7 @@ MODELS = {"smgk_heads1": "smgk,heads=1", "softmax_heads2": "softmax,heads=2"}
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lra.quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = console.parser("lra.quickstart", __doc__)
   parser.add_argument("--workdir", type=Path, default=Path("runs/quickstart"), help="where both runs are written")
   parser.add_argument("--prepared_dir", help="where the generated data are kept")
   parser.add_argument("--set", default="", metavar="KEY=VALUE,…", help="arguments of configs/lra/quickstart.py")

@@ -79,7 +79,7 @@ show = reports.show
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  KIND.main("python -m lra.report", __doc__, argv)
+  KIND.main("lra.report", __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from pathlib import Path
 import jax
 import ml_collections
 
+from configs import shipped
 from lra import report, train
-from mgk_jax import training
+from mgk_jax import console, training
 from mgk_jax.data import DataError
 from mgk_jax.nn import names
 
@@ -34,7 +35,7 @@ def grid(
   Raises:
     ValueError: no such file, or arguments that it does not take.
   """
-  path, _, rest = config.partition(":")
+  path, _, rest = shipped.find(config, "lra").partition(":")
   get_config = load(path)
   for variant, number, seed in itertools.product(variants, heads, seeds):
     arguments = ",".join(part for part in (variant, f"heads={number}", f"seed={seed}", rest) if part)
@@ -90,9 +91,7 @@ def sweep(
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
-  parser = argparse.ArgumentParser(
-    prog="python -m lra.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = console.parser("lra.sweep", __doc__)
   parser.add_argument(
     "--config", required=True, help="a file of configs/lra, with arguments for all runs behind a colon"
   )

@@ -15,6 +15,7 @@ from typing import Any
 import ml_collections
 
 import lra.model
+from configs import shipped
 from configs.lra import schema
 from lra import ahead, input_pipeline, prepare, tasks
 from lra.builder import TaskBuilder
@@ -161,6 +162,9 @@ def command() -> None:
   """The command."""
   commands.run(
     "lra.train",
+    __doc__,
+    find=functools.partial(shipped.find, program="lra"),
+    arguments=schema.ARGUMENTS,
     example="configs/lra/listops.py:smgk,heads=2,seed=3",
     settle=schema.settle,
     train=train,

@@ -1,6 +1,5 @@
 """What came out of runs, for the programs: a table, what is not finished, learning curves, and the command for it."""
 
-import argparse
 import csv
 import dataclasses
 import itertools
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic
 
+from mgk_jax import console
 from mgk_jax.analysis import curves, runs
 from mgk_jax.analysis.runs import METRICS, AnyRun, Row
 
@@ -90,11 +90,9 @@ class Kind(Generic[AnyRun]):
     except (OSError, ValueError):
       return False
 
-  def main(self, prog: str, description: str | None, argv: Sequence[str] | None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-      prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+  def main(self, module: str, about: str | None, argv: Sequence[str] | None) -> None:
+    """The command, which is a module that says what it is about."""
+    parser = console.parser(module, about)
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="work directories, directories of them, or patterns")
     parser.add_argument("--curves", metavar="PNG", help="draw the learning curves of all seeds into this file")
     parser.add_argument("--csv", metavar="CSV", help="write one line for each finished run into this file")

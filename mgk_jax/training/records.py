@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mgk_jax.training.failures import TrainingStopped
-from mgk_jax.training.tensorboard import EventFile
 
 
 class Records:
@@ -28,6 +27,8 @@ class Records:
     self.enabled = enabled
     if not enabled:
       return
+    from mgk_jax.training.tensorboard import EventFile  # late, as tensorboardX imports PyTorch where it is installed
+
     self.path = directory / "metrics.jsonl"
     with self._writes(resumed_at):
       kept = [line for line in _lines(self.path) if _stays(json.loads(line), resumed_at)]
