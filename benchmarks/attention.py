@@ -18,8 +18,12 @@ Sections:
     long            time per token and memory of causal MLK
 """
 
+import dataclasses
+import datetime
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -28,6 +32,7 @@ import numpy as np
 from benchmarks import contenders, long_sequences, timing
 from benchmarks.contenders import Attentions, Sizes
 from mgk_jax import console
+from mgk_jax.training.workdir import write_json
 
 
 class Claim(NamedTuple):
@@ -54,8 +59,8 @@ def claims(heads: int) -> list[Claim]:
   ]
 
 
-def heads(sizes: Sequence[Sizes], repeats: int) -> None:
-  """Half the heads against all of them, at every size; then the claims and the worst ratio of each."""
+def heads(sizes: Sequence[Sizes], repeats: int, save: Path | None = None) -> None:
+  """Half the heads against all of them, at every size; then the claims and their ratios. Times go to `save` as well."""
   found: dict[Sizes, Mapping[str, float]] = {}
   number = sizes[0].heads
   baselines = [f"softmax {number} heads", f"softmax {number} heads, torch", f"linear {number} heads"]
@@ -70,6 +75,14 @@ def heads(sizes: Sequence[Sizes], repeats: int) -> None:
       holds = "yes" if max(ratios) <= claim.at_most else "no"
       rows.append([claim.what, claim.of, str(claim.at_most), *(f"{ratio:.2f}" for ratio in ratios), holds])
   print(f"\n### Ratios\n\n{timing.markdown(rows)}", flush=True)
+  if save is not None:
+    content = {
+      "machine": f"{platform.machine()}, {jax.devices()[0].device_kind}, {os.cpu_count()} cores",
+      "jax": jax.__version__,
+      "date": datetime.date.today().isoformat(),
+      "sizes": [{**dataclasses.asdict(size), "seconds": dict(seconds)} for size, seconds in found.items()],
+    }
+    write_json(save, content)
 
 
 def materialised(sizes: Sizes, repeats: int) -> None:
@@ -125,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--head-dim", type=int, default=32, help="D (default 32)")
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
   parser.add_argument("--repeats", type=int, default=7, help="rounds of which the median is taken (default 7)")
+  parser.add_argument("--save", type=Path, metavar="JSON", help="write the times of the section heads into this file")
   parser.add_argument("--longest", type=int, default=131072, help="N of the training step in long (default 131072)")
   arguments = parser.parse_args(argv)
   if arguments.heads < 2 or arguments.heads % 2:
@@ -133,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   grid = [Sizes(batch, length, *rest) for batch in arguments.batch for length in arguments.length]
   longest, repeats = max(arguments.length), arguments.repeats
   run: Mapping[str, Callable[[], None]] = {
-    "heads": lambda: heads(grid, repeats),
+    "heads": lambda: heads(grid, repeats, arguments.save),
     "materialised": lambda: materialised(Sizes(1, min(2048, longest), *rest), repeats),
     "causal": lambda: in_pairs(
       f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats

@@ -1,5 +1,6 @@
 """The benchmark runs, and its ratios are those of its times."""
 
+import json
 import re
 
 import pytest
@@ -35,17 +36,20 @@ def test_every_round_runs_every_contender_once():
   assert len(set(map(tuple, rounds))) > 1
 
 
-def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys):
+def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
   seconds = iter([1.0, 0.5, 0.55, 1.0, 0.7, 0.59])
   names = ("softmax 4 heads", "sMGK 2 heads", "sMGK 2 heads, hard")
   monkeypatch.setattr(
     attention.Attentions, "all", lambda self: [Contender(name, lambda: Program(print)) for name in names]
   )
   monkeypatch.setattr(timing, "measure", lambda cs, repeats: [Measurement(c, next(seconds), None) for c in cs])
-  attention.heads([attention.Sizes(1, 8), attention.Sizes(1, 16)], repeats=1)
+  attention.heads([attention.Sizes(1, 8), attention.Sizes(1, 16)], repeats=1, save=tmp_path / "saved.json")
   found = rows(capsys.readouterr().out)
   assert ["sMGK 2 heads", "softmax 4 heads", "0.6", "0.50", "0.70", "no"] in found
   assert ["sMGK 2 heads, hard", "softmax 4 heads", "0.6", "0.55", "0.59", "yes"] in found
+  saved = json.loads((tmp_path / "saved.json").read_text())["sizes"]
+  assert [(size["batch"], size["length"], size["heads"]) for size in saved] == [(1, 8, 4), (1, 16, 4)]
+  assert saved[1]["seconds"] == dict(zip(names, (1.0, 0.7, 0.59), strict=True))
 
 
 def test_every_contender_runs(capsys):

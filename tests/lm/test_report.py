@@ -18,7 +18,9 @@ def make_run(path, variant, heads, seed, *, best_step=400, losses=(6.0, 5.0)):
   }  # fmt: skip
   (path / "config.json").write_text(json.dumps(config))
   (path / "summary.json").write_text(json.dumps(summary))
-  lines = [{"step": 200 * (i + 1), "valid": {"loss": loss}} for i, loss in enumerate(losses)]
+  lines = [
+    {"step": 200 * (i + 1), "valid": {"loss": loss, "segment_perplexity": 2**loss}} for i, loss in enumerate(losses)
+  ]
   (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   return path
 
