@@ -20,6 +20,8 @@ from mgk_jax.kernels import reference, scores
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+CITATION = (ROOT / "CITATION.cff").read_text()
 UNDECLARED_BY_OTHERS = {"importlib-resources"}  # tensorflow-datasets imports it
 PACKAGES = [name for name in ("mgk_jax", "lra", "lm", "configs") if any((ROOT / name).rglob("*.py"))]
 
@@ -109,4 +111,7 @@ def test_readme_names_exist():
 
 
 def test_one_version():
-  assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+  version = mgk_jax.__version__
+  assert importlib.metadata.version("mgk_jax") == version
+  (released,) = re.findall(rf"^version: {re.escape(version)}\ndate-released: (\S+)$", CITATION, re.MULTILINE)
+  assert re.search(r"^## \[(.*)\] - (.*)$", CHANGELOG, re.MULTILINE).groups() == (version, released)

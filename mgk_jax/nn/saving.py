@@ -63,6 +63,17 @@ def save_safetensors(
     FileExistsError: there is such a file, and overwrite is False.
     TypeError, ValueError: metadata that are no texts or have a name of ours, or a variable that cannot be stored.
     OSError: it cannot be written.
+
+  Example:
+    >>> import tempfile
+    >>> config = mgk_jax.EncoderConfig(vocab_size=257, max_len=128)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   mgk_jax.save_safetensors(mgk_jax.Encoder(config, rngs=nnx.Rngs(0)), f"{folder}/model.safetensors")
+    ...   other = mgk_jax.Encoder(config, rngs=nnx.Rngs(1))
+    ...   metadata = mgk_jax.load_safetensors(other, f"{folder}/model.safetensors")
+    ...   rebuilt = mgk_jax.from_safetensors(f"{folder}/model.safetensors")
+    >>> metadata["module"], bool(jnp.all(other.position_embedding == rebuilt.position_embedding))
+    ('Encoder', True)
   """
   path = Path(path).expanduser()
   if path.exists() and not overwrite:

@@ -16,8 +16,13 @@ class ViT(Layers):
 
       x_p = W · patch_p + b + position_p,   blocks,   logits = MLP(output at the class token, or mean over patches)
 
-  Any attention by its name: `ViTConfig(num_classes=10, attention="mgk", num_heads=2)`. In training mode until `eval()`
-  is called.
+  In training mode until `eval()` is called.
+
+  Example:
+    >>> config = mgk_jax.ViTConfig(num_classes=10, image_size=32, patch_size=8, attention="smgk", num_layers=2)
+    >>> model = mgk_jax.ViT(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.ones((8, 32, 32, 3)), deterministic=True).shape
+    (8, 10)
   """
 
   config: ViTConfig
