@@ -41,6 +41,7 @@ if os.environ.get("READTHEDOCS") or os.environ.get("DOCS_INTERSPHINX"):
 
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 maximum_signature_line_length = 88

@@ -17,7 +17,7 @@ class Classifier(nnx.Module):
   """Logits of one sequence: `Encoder`, pooling, and an MLP with one ReLU layer.
 
   Example:
-    >>> config = mgk_jax.ClassifierConfig(vocab_size=257, max_len=128, num_classes=2, attention="smgk")
+    >>> config = mgk_jax.ClassifierConfig(vocab_size=257, max_len=128, num_classes=2, num_layers=1)
     >>> model = mgk_jax.Classifier(config, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((8, 128), int), deterministic=True).shape
     (8, 2)
@@ -47,7 +47,7 @@ class DualEncoder(nnx.Module):
   """Logits of a pair: one `Encoder` for both, and an MLP on [a, b, a·b, a − b] of their pooled outputs.
 
   Example:
-    >>> config = mgk_jax.DualEncoderConfig(vocab_size=257, max_len=128)
+    >>> config = mgk_jax.DualEncoderConfig(vocab_size=257, max_len=128, num_layers=1)
     >>> model = mgk_jax.DualEncoder(config, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((4, 128), int), jnp.ones((4, 100), int), deterministic=True).shape
     (4, 2)

@@ -81,7 +81,7 @@ class Encoder(Layers):
   `eval()` is called.
 
   Example:
-    >>> config = mgk_jax.EncoderConfig(vocab_size=257, max_len=128)
+    >>> config = mgk_jax.EncoderConfig(vocab_size=257, max_len=128, num_layers=1)
     >>> encoder = mgk_jax.Encoder(config, rngs=nnx.Rngs(0))
     >>> encoder(jnp.ones((8, 128), int), lengths=jnp.full(8, 100), deterministic=True).shape
     (8, 128, 64)

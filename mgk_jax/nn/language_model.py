@@ -41,7 +41,7 @@ class LanguageModel(nnx.Module):
   is called. Positions are counted from 0 and have no bound, except that priors per position have max_len of them.
 
   Example:
-    >>> sizes = dict(num_layers=2, emb_dim=64, mlp_dim=128, num_heads=2, head_dim=32)
+    >>> sizes = dict(num_layers=1, emb_dim=64, mlp_dim=128, num_heads=2, head_dim=32)
     >>> config = mgk_jax.LanguageModelConfig(vocab_size=257, cutoffs=(), **sizes)
     >>> model = mgk_jax.LanguageModel(config, rngs=nnx.Rngs(0))
     >>> words = jnp.ones((8, 129), int)

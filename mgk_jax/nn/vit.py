@@ -19,7 +19,7 @@ class ViT(Layers):
   In training mode until `eval()` is called.
 
   Example:
-    >>> config = mgk_jax.ViTConfig(num_classes=10, image_size=32, patch_size=8, attention="smgk", num_layers=2)
+    >>> config = mgk_jax.ViTConfig(num_classes=10, image_size=32, patch_size=8, num_heads=2, num_layers=1)
     >>> model = mgk_jax.ViT(config, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((8, 32, 32, 3)), deterministic=True).shape
     (8, 10)
