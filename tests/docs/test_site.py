@@ -1,6 +1,7 @@
 """The site is built without a warning and without the network, and has a place for every public name."""
 
 import html
+import importlib
 import inspect
 import os
 import pkgutil
@@ -73,3 +74,26 @@ def test_names_in_docstrings_are_links_and_formulas_keep_their_lines(site):
 
 def shown(page):
   return html.unescape(re.sub(r"<[^>]*>", "", page))
+
+
+@pytest.mark.parametrize(
+  ("link", "expected"),
+  [
+    ("[kernels](../../docs/kernels.md#gradients)", "[kernels](../../kernels.md#gradients)"),
+    ("[first](../../notebooks/kernels.ipynb)", "[first](../../notebooks/kernels.ipynb)"),
+    ("[readme](../../README.md)", "[readme](https://example.org/mgk/blob/main/README.md)"),
+    ("[paper](https://arxiv.org/abs/2110.08678)", "[paper](https://arxiv.org/abs/2110.08678)"),
+    ("[gone](nowhere.md)", "[gone](nowhere.md)"),
+    ("![curves](curves.png)", "![curves](curves.png)"),
+  ],
+)
+def test_links_of_pages_that_lie_elsewhere(link, expected, monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+  project_files = importlib.import_module("project_files")
+  assert project_files.relink(link, Path("results/listops"), "https://example.org/mgk") == expected
+
+
+def test_links_into_an_unknown_repository_are_plain(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+  project_files = importlib.import_module("project_files")
+  assert project_files.relink("see [it](../../README.md)", Path("results/listops"), "") == "see it"
