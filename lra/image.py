@@ -105,6 +105,17 @@ def _read(place: Path, files: tuple[str, ...], contents: Contents) -> Iterator[t
       number += 1
 
 
+def pictures(data_dir: Path, split: str) -> tuple[UInt8[np.ndarray, "pictures 32 32 3"], UInt8[np.ndarray, "pictures"]]:
+  """The pictures of "train" or "test" in colour, with their labels, for other models than those of this task.
+
+  Raises:
+    DataError: they are missing or unreadable.
+  """
+  place, contents = _locate(data_dir)
+  records = np.concatenate([_records(place, file, contents) for file in FILES[split]])
+  return np.moveaxis(records[:, 1:].reshape(-1, 3, 32, 32), 1, -1), records[:, 0]
+
+
 def grey(pixels: UInt8[np.ndarray, "pictures 3072"]) -> UInt8[np.ndarray, "pictures 1024"]:
   """The grey values that the Long Range Arena has: those of TensorFlow's `rgb_to_grayscale` on uint8.
 

@@ -182,3 +182,15 @@ def test_the_official_number_of_pictures(tmp_path):
   raw_data.write("image", tmp_path)
   with pytest.raises(DataError, match="data_batch_5: expected 10,000 pictures, found 16"):
     builder(tmp_path).find(tmp_path)
+
+
+def test_pictures_in_colour(tmp_path):
+  expected = raw_data.write("image", tmp_path / "bin")
+  raw_data.write_image_python(tmp_path / "py")
+  for split, number in (("train", 80), ("test", 16)):
+    pictures, labels = image.pictures(tmp_path / "bin", split)
+    assert (pictures.shape, pictures.dtype) == ((number, 32, 32, 3), np.uint8)
+    assert labels.tolist() == [label for _, label in expected[split]]
+    for picture, ((planes,), _) in zip(pictures, expected[split], strict=True):
+      assert [picture[..., colour].tobytes() for colour in range(3)] == [planes[i : i + 1024] for i in (0, 1024, 2048)]
+    assert np.array_equal(image.pictures(tmp_path / "py", split)[0], pictures)
