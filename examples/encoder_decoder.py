@@ -26,7 +26,7 @@ class EncoderLayer(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs):
     self.norm1, self.norm2 = (nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2))
-    self.attention = mgk_jax.MixtureAttention(num_heads=2, in_features=WIDTH, keys="shifted", rngs=rngs)
+    self.attention = mgk_jax.MixtureAttention(num_heads=2, in_features=WIDTH, rngs=rngs)
     self.mlp = nnx.Sequential(nnx.Linear(WIDTH, 128, rngs=rngs), nnx.gelu, nnx.Linear(128, WIDTH, rngs=rngs))
 
   def encode(self, x: jax.Array, lengths: jax.Array) -> jax.Array:
