@@ -26,22 +26,22 @@ def test_help(name, capsys):
 
 
 def test_nnx_transformer():
-  accuracies = main("nnx_transformer")(["--steps=100", "--layers=1", "--length=4"])
+  accuracies = main("nnx_transformer")(["--steps=70", "--layers=1", "--length=3"])
   assert accuracies.keys() == {"softmax", "mixture"}
   assert min(accuracies.values()) > 0.8, accuracies  # guessing gives 0.5
 
 
 def test_linen_transformer():
-  result = main("linen_transformer")(["--steps=100", "--layers=1", "--length=4", "--prior=em"])
+  result = main("linen_transformer")(["--steps=70", "--layers=1", "--length=3", "--prior=em"])
   assert result["accuracy"] > 0.8
   (prior,) = jax.tree.leaves(result["variables"]["EMPrior"])
-  assert prior.shape == (4, 2, 2)
+  assert prior.shape == (3, 2, 2)
   np.testing.assert_allclose(prior.sum(-1), 1.0, atol=1e-5)
   assert np.abs(prior - 0.5).max() > 0.01
 
 
 def test_encoder_decoder(capsys):
-  result = main("encoder_decoder")(["--steps=90", "--length=2"])
+  result = main("encoder_decoder")(["--steps=60", "--length=2"])
   assert result["right"] > 0.8  # guessing gives 1/10 at most
   assert result["difference"] < 1e-4
   *texts, _ = capsys.readouterr().out.splitlines()
@@ -51,9 +51,8 @@ def test_encoder_decoder(capsys):
 
 
 def test_vit(tmp_path):
-  assert (
-    main("vit")(["--steps=60", "--layers=1", "--width=32", "--patch=8", "--heads=1", "--batch=32"]) > 0.5
-  )  # of four
+  drawn = main("vit")(["--steps=120", "--layers=1", "--heads=1", "--batch=32", "--attention=mgk"])
+  assert drawn > 0.6  # guessing gives 0.25
   raw_data.write("image", tmp_path)
   small = ["--steps=2", "--layers=1", "--width=16", "--patch=16", "--heads=1", "--batch=8", "--attention=softmax"]
   assert 0 <= main("vit")([*small, f"--data_dir={tmp_path}"]) <= 1

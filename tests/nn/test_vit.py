@@ -76,7 +76,7 @@ def test_the_definition(pooling):
 
 @pytest.mark.parametrize("attention", names.VARIANTS)
 def test_every_attention_trains_all_of_its_parameters(attention):
-  model = make(attention=attention, dropout_rate=0.0, attention_dropout_rate=0.0)
+  model = make(attention=attention, dropout_rate=0.0, attention_dropout_rate=0.0, implementation="reference")
 
   @jit
   def gradients(model, images):
@@ -117,7 +117,7 @@ def test_bfloat16_and_remat():
 
 
 def test_weights_of_the_class_token():
-  model = make(attention_dropout_rate=0.0)
+  model = make(implementation="reference")
   _, weights = nnx.capture(model, nnx.Intermediate)(IMAGES, deterministic=True, sow_weights=True)
   (weights,) = jax.tree.leaves(weights)
   assert weights.shape == (2, 2, 13, 13)
