@@ -80,6 +80,9 @@ def train_step(model: Transformer, optimizer: nnx.Optimizer, digits: jax.Array, 
   optimizer.update(model, nnx.grad(loss)(model))
 
 
+predict = nnx.jit(Transformer.__call__)
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
   """Trains both and returns their accuracies on new sequences."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     for _ in range(args.steps):
       train_step(model, optimizer, *examples(random, 128, args.length))
     digits, labels = examples(np.random.default_rng(1), 1000, args.length)
-    accuracies[attention.__name__] = float(jnp.mean(jnp.argmax(model(digits), axis=-1) == labels))
+    accuracies[attention.__name__] = float(jnp.mean(jnp.argmax(predict(model, digits), axis=-1) == labels))
     parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"{attention.__name__}: {parameters:,} parameters, accuracy {accuracies[attention.__name__]:.1%}")
   return accuracies
