@@ -65,21 +65,21 @@ def run(implementation: str | None, candidates: Mapping[str, Callable[[], Result
     result = candidates[implementation]()
     _note(implementation, None)
     return result
-  names = [name for name in PREFERENCES.get(platform(), PREFERENCES["cpu"]) if name in candidates]
+  *others, last = [name for name in PREFERENCES.get(platform(), PREFERENCES["cpu"]) if name in candidates]
   refusals: list[str] = []
-  for name in names[:-1]:
+  for name in others:
     try:
       result = candidates[name]()
+      break
     except NotImplementedError as error:
       _note(name, str(error))
       refusals.append(f'"{name}" cannot: {error}')
-    else:
-      if refusals:
-        _warn_once(f'attention runs with implementation="{name}", as {"; ".join(refusals)}')
-      _note(name, None)
-      return result
-  _note(names[-1], None)
-  return candidates[names[-1]]()
+  else:
+    name, result = last, candidates[last]()
+  if refusals:
+    _warn_once(f'attention runs with implementation="{name}", as {"; ".join(refusals)}')
+  _note(name, None)
+  return result
 
 
 def explain_implementation(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> str:

@@ -67,7 +67,9 @@ def test_falling_through_warns_once():
 
 
 def test_the_last_resort_is_the_reference():
-  assert dispatch.run(None, {"xla": refuse, "reference": lambda: 2}) == 2
+  dispatch._warn_once.cache_clear()
+  with pytest.warns(UserWarning, match=r'runs with implementation="reference", as "xla" cannot: of a reason'):
+    assert dispatch.run(None, {"xla": refuse, "reference": lambda: 2}) == 2
 
 
 def test_unknown_names():

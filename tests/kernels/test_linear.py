@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mgk_jax.kernels import linear, scores
+from mgk_jax.kernels import dispatch, linear, scores
 from tests.kernels import definition, linear_problem, problem
 from tests.kernels.linear_problem import Case
 
@@ -163,7 +163,9 @@ def test_priors_of_any_range(sign, is_causal, implementation):
 
 def test_mask_by_query_falls_through_to_reference():
   point = linear_problem.make(Case(size=(5, 6), mask="TS"))
-  linear_problem.check(point, None)
+  dispatch._warn_once.cache_clear()
+  with pytest.warns(UserWarning, match=r'implementation="reference", as "xla" cannot'):
+    linear_problem.check(point, None)
   with pytest.raises(
     NotImplementedError, match=r"expected a mask that is the same for all queries.*got \[1, 1, 5, 6\]"
   ):
