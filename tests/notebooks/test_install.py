@@ -1,6 +1,7 @@
 """The first cell of the notebooks: what it installs, and where it leaves alone."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from tests.notebooks import execution
 
 CELL = execution.install(execution.read("kernels"))  # the same in all notebooks
-REPOSITORY = "git+https://github.com/mgk-jax/mgk_jax"
+REPOSITORY = "git+" + re.search(r'^REPOSITORY = "(.*)"', CELL, re.MULTILINE)[1]
 
 
 @pytest.fixture
