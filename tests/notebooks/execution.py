@@ -7,6 +7,7 @@ What a machine left behind besides outputs, such as the times of cells, is not s
 stored as they are on a machine without ipywidgets.
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -55,10 +56,10 @@ def execute(notebook, *, parameters="", before=WITHOUT_WIDGETS, seconds=600):
     notebook.cells.insert(tagged(notebook, "parameters") + 1, nbformat.v4.new_code_cell(parameters))
   notebook.cells.insert(0, nbformat.v4.new_code_cell(before))
   place = {"metadata": {"path": str(FOLDER)}}
-  with tempfile.TemporaryDirectory() as sockets:  # not ports, of which another process may take one
-    config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
-    options = {"timeout": seconds, "coalesce_streams": True}
-    nbclient.NotebookClient(notebook, config=config, resources=place, **options).execute()
+  with tempfile.TemporaryDirectory() as folder:  # for what notebooks write, and sockets: others might take a free port
+    config = Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"})
+    client = nbclient.NotebookClient(notebook, config=config, resources=place, timeout=seconds, coalesce_streams=True)
+    client.execute(env=os.environ | {"TMPDIR": folder})
   notebook.cells = cells
   return notebook
 
