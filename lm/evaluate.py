@@ -2,7 +2,7 @@
 
     python -m lm.evaluate --workdir=runs/wt103_mgk                       # the test set, windows that slide by one word
     python -m lm.evaluate --workdir=runs/wt103_mgk --split=valid --limit=10000       # an estimate from the first words
-    python -m lm.evaluate --workdir=runs/wt103_mgk --segments            # as during training: cheap, and higher
+    python -m lm.evaluate --workdir=runs/wt103_mgk --segments            # as during training: cheap, mostly higher
 
 A window of as many words as in training slides by one word; of the first window all positions count, of each other one
 the last. Without --step it is the best checkpoint on the validation set. The same command goes on where it was stopped.

@@ -101,8 +101,8 @@ def predict(model: Any, batch: Batch, rngs: nnx.Rngs | None) -> Sums:
 def perplexity(metrics: Mapping[str, float], unit: str) -> dict[str, float]:
   """What the mean loss over segments means, called what it is; of bytes also in bits.
 
-  The words at the beginning of a segment have little before them, so that it is higher than the perplexity of the
-  paper's protocol (`lm.evaluate`).
+  The words at the beginning of a segment have little before them, so that it is mostly higher than the perplexity of
+  the paper's protocol (`lm.evaluate`).
   """
   loss = metrics["loss"]
   found = {"segment_perplexity": math.exp(min(loss, 700.0))}  # the largest float is e^709

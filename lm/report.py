@@ -19,8 +19,8 @@ from mgk_jax.analysis import report as reports, runs, table
 EXPLANATION = """\
 All perplexities are of the checkpoint that was best on the validation set; ± is the sample standard deviation over
 seeds. "sliding" is the paper's protocol, a window that slides by one word, where python -m lm.evaluate has been run for
-that checkpoint; "segments" cuts the text into pieces of the training length, each on its own, which is higher. GFLOP
-are those of the matrix products of a training step."""
+that checkpoint; "segments" cuts the text into pieces of the training length, each on its own, mostly higher. GFLOP are
+those of the matrix products of a training step."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ MAPS = {
   "relu": ("relu", lambda H: linear_definition.Relu()),
   "dpfp": ("dpfp", lambda H: linear_definition.Dpfp()),
   "dpfp3": (feature_maps.Dpfp(nu=3), lambda H: linear_definition.Dpfp(3)),
-  "favor": ("favor", lambda H: linear_definition.Favor(feature_maps.favor(jax.random.key(0), H).projection)),
+  "favor": ("favor", lambda H: linear_definition.Favor(feature_maps.resolve("favor", H).projection)),
   "callable": (square, lambda H: linear_definition.Square()),
 }
 

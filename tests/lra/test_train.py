@@ -164,7 +164,7 @@ def test_without_data_nothing_begins(tmp_path):
     (["--config=configs/lra/listops.py:smgk,hedas=2"], "got 'hedas'; did you mean 'heads'?"),
     (["--config=configs/lra/listops.py", "--config.model.num_head=2"], "no setting 'num_head'. Did you mean"),
     (["--config=configs/lra/listops.py", "--config.eval_every=0"], "eval_every: expected at least 1, got 0"),
-    (["--config=configs/lra/lisstops.py"], "No such file or directory: 'configs/lra/lisstops.py'"),
+    (["--config=configs/lra/lisstops.py"], "got configs/lra/lisstops.py; did you mean 'listops'?"),
     (["--config=configs/lra/text.py"], "python -m lra.prepare text --prepared_dir="),
     (["--config=configs/lra/text.py", "--workdir="], "--workdir: expected a directory, got ''"),
     ([], "--config must have a value"),
