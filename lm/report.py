@@ -63,11 +63,7 @@ def format_table(grouped: Sequence[runs.Row[Run]]) -> str:
   """The table, and what its columns are."""
   cells = [
     [
-      row.runs[0].task,
-      row.label,
-      str(row.runs[0].num_heads),
-      f"{row.runs[0].num_parameters:,}",
-      f"{row.runs[0].flops_per_step / 1e9:,.1f}",
+      *row.cells,
       row.over_seeds(lambda run: run.valid_perplexity),
       row.over_seeds(lambda run: run.test_perplexity),
       row.over_seeds(lambda run: run.valid_segment_perplexity),
@@ -77,8 +73,13 @@ def format_table(grouped: Sequence[runs.Row[Run]]) -> str:
     for row in grouped
   ]
   columns = [
-    *("corpus", "model", "heads", "parameters", "GFLOP/step"),
-    *("valid, sliding", "test, sliding", "valid, segments", "test, segments", "seeds"),
+    "corpus",
+    *runs.COLUMNS[1:],
+    "valid, sliding",
+    "test, sliding",
+    "valid, segments",
+    "test, segments",
+    "seeds",
   ]
   return f"{table.markdown(columns, cells)}\n\n{EXPLANATION}"
 

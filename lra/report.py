@@ -48,18 +48,14 @@ def format_table(grouped: Sequence[runs.Row[Run]]) -> str:
   """The table, what its columns are, and the protocol of each task."""
   cells = [
     [
-      row.runs[0].task,
-      row.label,
-      str(row.runs[0].num_heads),
-      f"{row.runs[0].num_parameters:,}",
-      f"{row.runs[0].flops_per_step / 1e9:,.1f}",
+      *row.cells,
       row.over_seeds(lambda run: 100 * run.valid_accuracy),
       row.over_seeds(lambda run: 100 * run.test_accuracy),
       str(len(row.runs)),
     ]
     for row in grouped
   ]
-  columns = ["task", "model", "heads", "parameters", "GFLOP/step", "valid %", "test %", "seeds"]
+  columns = [*runs.COLUMNS, "valid %", "test %", "seeds"]
   protocols = dict.fromkeys(
     f"{row.runs[0].task}, protocol {row.runs[0].protocol}{row.runs[0].note and f': {row.runs[0].note}'}"
     for row in grouped

@@ -13,6 +13,7 @@ from mgk_jax.analysis import curves, table
 from mgk_jax.nn import names
 from mgk_jax.training import workdir
 
+COLUMNS = ("task", "model", "heads", "parameters", "GFLOP/step")
 SUMMARY, CONFIG, METRICS = "summary.json", "config.json", "metrics.jsonl"
 
 
@@ -65,6 +66,12 @@ class Row(Generic[AnyRun]):
 
   label: str
   runs: Sequence[AnyRun]
+
+  @property
+  def cells(self) -> list[str]:
+    """What a table says of the model, under `COLUMNS`."""
+    run = self.runs[0]
+    return [run.task, self.label, str(run.num_heads), f"{run.num_parameters:,}", f"{run.flops_per_step / 1e9:,.1f}"]
 
   def over_seeds(self, value: Callable[[AnyRun], float | None], digits: int = 2) -> str:
     """Mean ± standard deviation over the seeds; nothing if a run has no value."""

@@ -6,6 +6,8 @@ import pytest
 
 from tests.kernels import problem
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 MIB = 2**20
 KINDS = {
   "mgk": ("mgk", {}),
