@@ -89,6 +89,13 @@ def sweep(
   return failed
 
 
+def default_workdir(config: str) -> str:
+  """Where runs of a config go if nobody says where: configs that have a name in common are kept apart."""
+  path = Path(config.partition(":")[0]).with_suffix("")
+  folders = path.parts[path.parts.index("lra") + 1 : -1] if "lra" in path.parts else ()
+  return f"runs/sweep_{'_'.join([*folders, path.name])}"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """The command."""
   parser = console.parser("lra.sweep", __doc__)
@@ -98,11 +105,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--variants", type=_names, default=("softmax", "mgk", "smgk"), help="e.g. softmax,mgk,smgk")
   parser.add_argument("--heads", type=_numbers, default=(1, 2, 4), help="e.g. 1,2,4")
   parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), help="e.g. 0,1,2")
-  parser.add_argument("--workdir", help="where the runs are written; runs/sweep_NAME_OF_CONFIG unless said otherwise")
+  parser.add_argument("--workdir", help="where the runs are written; runs/sweep_NAME_OF_CONFIG by default")
   parser.add_argument("--data_dir", help="raw data, if they are not prepared yet")
   parser.add_argument("--prepared_dir", help="where prepared data are")
   args = parser.parse_args(argv)
-  workdir = Path(args.workdir or f"runs/sweep_{Path(args.config.partition(':')[0]).stem}")
+  workdir = Path(args.workdir or default_workdir(args.config))
   with training.reported(DataError, ValueError, TypeError):
     runs = list(grid(args.config, args.variants, args.heads, args.seeds))  # all of them, so that errors come first
     failed = sweep(runs, workdir, data_dir=args.data_dir, prepared_dir=args.prepared_dir)

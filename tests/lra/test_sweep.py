@@ -109,3 +109,16 @@ def test_wrong_arguments(tmp_path, arguments, message, capsys):
   assert stop.value.code != 0
   assert message in f"{stop.value.code}{capsys.readouterr().err}"
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("config", "expected"),
+  [
+    ("configs/lra/listops.py", "runs/sweep_listops"),
+    ("configs/lra/listops.py:layers=1", "runs/sweep_listops"),
+    ("configs/lra/base/listops.py", "runs/sweep_base_listops"),
+    ("mine.py", "runs/sweep_mine"),
+  ],
+)
+def test_where_runs_go_by_default(config, expected):
+  assert sweep.default_workdir(config) == expected
