@@ -17,8 +17,8 @@ def test_table():
   measurements = [Measurement(m.contender, *found) for m, *found in zip(models, seconds, memory, strict=True)]
   lines = train_step.table(models, measurements).splitlines()
   assert lines[0].split(" | ")[2:4] == ["× softmax 2 heads", "× softmax 2 heads, torch"]
-  assert lines[3] == "| smgk 1 head | 1.00 | 0.50 | 0.12 | 512 | 60,000 | 2,000 |"
-  assert lines[4] == "| softmax 2 heads, torch | 8.00 | 4.00 | 1.00 |  | 80,000 | 2,000 |"
+  assert lines[3] == "| smgk 1 head | 1,000 | 0.50 | 0.12 | 512 | 60,000 | 2,000 |"
+  assert lines[4] == "| softmax 2 heads, torch | 8,000 | 4.00 | 1.00 |  | 80,000 | 2,000 |"
 
 
 def test_a_step_runs_again_and_again():
@@ -28,6 +28,13 @@ def test_a_step_runs_again_and_again():
   program.run()
   assert program.temporary_bytes > 0
   assert model.parameters == 65_358 - 64 * (64 - 24)  # 64-dimensional embeddings of 24 positions in place of 64
+
+
+def test_a_step_of_a_language_model():
+  """That of the results: `lm.report` gives the same number of parameters."""
+  model = train_step.language_model("smgk", 2)
+  assert model.parameters == 4_953_616
+  model.contender.prepare().run()
 
 
 @pytest.mark.parametrize(("attention", "heads"), train_step.TORCH_MODELS)
