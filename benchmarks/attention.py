@@ -59,13 +59,13 @@ def claims(heads: int) -> list[Claim]:
   ]
 
 
-def heads(sizes: Sequence[Sizes], repeats: int, save: Path | None = None) -> None:
+def heads(sizes: Sequence[Sizes], repeats: int, seconds: float = 0.0, save: Path | None = None) -> None:
   """Half the heads against all of them, at every size; then the claims and their ratios. Times go to `save` as well."""
   found: dict[Sizes, Mapping[str, float]] = {}
   number = sizes[0].heads
   baselines = [f"softmax {number} heads", f"softmax {number} heads, torch", f"linear {number} heads"]
   for size in sizes:
-    measurements = timing.measure(Attentions(size).all(), repeats)
+    measurements = timing.measure(Attentions(size).all(), repeats, seconds)
     found[size] = timing.by_name(measurements)
     print(f"\n### {size}\n\n{timing.table(measurements, baselines)}", flush=True)
   rows = [["what", "of", "at most", *(f"B={size.batch} N={size.length}" for size in sizes), "holds"]]
@@ -138,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--head-dim", type=int, default=32, help="D (default 32)")
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
   parser.add_argument("--repeats", type=int, default=7, help="rounds of which the median is taken (default 7)")
+  parser.add_argument("--seconds", type=float, default=15, help="more rounds in heads if they take less (default 15)")
   parser.add_argument("--save", type=Path, metavar="JSON", help="write the times of the section heads into this file")
   parser.add_argument("--longest", type=int, default=131072, help="N of the training step in long (default 131072)")
   arguments = parser.parse_args(argv)
@@ -147,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   grid = [Sizes(batch, length, *rest) for batch in arguments.batch for length in arguments.length]
   longest, repeats = max(arguments.length), arguments.repeats
   run: Mapping[str, Callable[[], None]] = {
-    "heads": lambda: heads(grid, repeats, arguments.save),
+    "heads": lambda: heads(grid, repeats, arguments.seconds, arguments.save),
     "materialised": lambda: materialised(Sizes(1, min(2048, longest), *rest), repeats),
     "causal": lambda: in_pairs(
       f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats

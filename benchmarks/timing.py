@@ -63,25 +63,34 @@ def gradient(
   return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
 
 
-def measure(contenders: Sequence[Contender], repeats: int) -> list[Measurement]:
-  """Prepares all contenders, then runs each of them once in each of `repeats` rounds.
+def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:
+  """Prepares all contenders, then runs each of them once in each of `repeats` rounds, or more if these are short.
 
   Rounds have an order of their own, since what ran just before may slow a program down.
+
+  Args:
+    contenders: what is measured.
+    repeats: rounds, at least.
+    seconds: that the rounds are to take together, at least: short programs vary more.
   """
   quiet = not sys.stderr.isatty()
   programs = [contender.prepare() for contender in tqdm(contenders, "compiling", disable=quiet, leave=False)]
-  seconds: list[list[float]] = [[] for _ in contenders]
-  order = np.random.default_rng(0)
-  for repeat in tqdm(range(repeats + 1), "measuring", disable=quiet, leave=False):
-    for i in order.permutation(len(programs)):
-      start = time.perf_counter()
-      programs[i].run()
-      if repeat:  # the first round warms up
-        seconds[i].append(time.perf_counter() - start)
-      time.sleep(programs[i].rest)
+  records: list[list[float]] = [[] for _ in contenders]
+  for program in programs:  # warms up
+    program.run()
+    time.sleep(program.rest)
+  order, begin = np.random.default_rng(0), time.perf_counter()
+  with tqdm(total=repeats, desc="measuring", disable=quiet, leave=False) as progress:
+    while len(records[0]) < repeats or time.perf_counter() - begin < seconds:
+      for i in order.permutation(len(programs)):
+        start = time.perf_counter()
+        programs[i].run()
+        records[i].append(time.perf_counter() - start)
+        time.sleep(programs[i].rest)
+      progress.update()
   return [
     Measurement(contender, float(np.median(record)), program.temporary_bytes)
-    for contender, program, record in zip(contenders, programs, seconds, strict=True)
+    for contender, program, record in zip(contenders, programs, records, strict=True)
   ]
 
 

@@ -2,13 +2,14 @@
 
 import json
 import re
+import time
 
 import pytest
 
 from benchmarks import attention, timing
 from benchmarks.timing import Contender, Measurement, Program
 
-SMALL = ["--length", "24", "--batch", "1", "--heads", "2", "--head-dim", "4", "--repeats", "1", "--longest", "2048"]
+SMALL = "--length 24 --batch 1 --heads 2 --head-dim 4 --repeats 1 --seconds 0 --longest 2048".split()
 
 
 def rows(output):
@@ -36,13 +37,21 @@ def test_every_round_runs_every_contender_once():
   assert len(set(map(tuple, rounds))) > 1
 
 
+def test_short_programs_run_more_often():
+  ran = []
+  (measurement,) = timing.measure(
+    [Contender("a", lambda: Program(lambda: ran.append(time.sleep(0.01))))], 2, seconds=0.1
+  )
+  assert 3 < len(ran) <= 12 and measurement.seconds >= 0.01
+
+
 def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
   seconds = iter([1.0, 0.5, 0.55, 1.0, 0.7, 0.59])
   names = ("softmax 4 heads", "sMGK 2 heads", "sMGK 2 heads, hard")
   monkeypatch.setattr(
     attention.Attentions, "all", lambda self: [Contender(name, lambda: Program(print)) for name in names]
   )
-  monkeypatch.setattr(timing, "measure", lambda cs, repeats: [Measurement(c, next(seconds), None) for c in cs])
+  monkeypatch.setattr(timing, "measure", lambda cs, *_: [Measurement(c, next(seconds), None) for c in cs])
   attention.heads([attention.Sizes(1, 8), attention.Sizes(1, 16)], repeats=1, save=tmp_path / "saved.json")
   found = rows(capsys.readouterr().out)
   assert ["sMGK 2 heads", "softmax 4 heads", "0.6", "0.50", "0.70", "no"] in found
