@@ -5,7 +5,8 @@
     python -m lm.train --config=configs/lm/wikitext2_small.py:softmax,heads=4 --workdir=runs/wt2_small_softmax
 
 Four layers, 128 wide, and segments of 128 words; all else is as in the paper, but for the learning rate, which is
-higher, as there are far fewer steps.
+higher, as there are far fewer steps. A model takes half an hour on two CPU cores, and its perplexity by sliding windows
+on both splits some twenty minutes of one; results/wikitext2_small has what comes out.
 """
 
 import ml_collections
