@@ -30,6 +30,7 @@ def test_a_step_runs_again_and_again():
   assert model.parameters == 65_358 - 64 * (64 - 24)  # 64-dimensional embeddings of 24 positions in place of 64
 
 
+@pytest.mark.slow
 def test_a_step_of_a_language_model():
   """That of the results: `lm.report` gives the same number of parameters."""
   model = train_step.language_model("smgk", 2)

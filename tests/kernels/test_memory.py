@@ -41,7 +41,7 @@ def temporary_bytes(name: str, length: int, dropout: bool) -> int:
   return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("dropout", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "dropout"])
 @pytest.mark.parametrize("name", KINDS)
 def test_temporary_memory_at_8192_and_when_the_length_doubles(name, dropout):
   """A single 8192 × 8192 float32 matrix of one head would be 256 MiB."""

@@ -177,7 +177,7 @@ def test_hessian_of_the_reference():
   np.testing.assert_allclose(hessian, hessian.T, atol=1e-4)
 
 
-@both_implementations
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("axis_type", ["auto", "explicit"])
 def test_sharding(implementation, axis_type):
   """Batch and heads over eight devices: equal results, shardings that propagate, no gathering, also under shard_map."""
