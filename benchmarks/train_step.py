@@ -23,7 +23,7 @@ import numpy as np
 import lm.model
 import lra.model
 import lra.tasks
-from benchmarks import timing
+from benchmarks import timing, vocabulary
 from benchmarks.timing import Contender, Measurement, Program
 from configs.lm import wikitext2_small
 from configs.lra import listops
@@ -113,9 +113,9 @@ def examples(batch: int, length: int) -> dict[str, np.ndarray]:
 
 
 def words(batch: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:
-  """Random text, in which the word of rank r comes 1/r as often as the first."""
-  shares = 1 / np.arange(1, vocab_size + 1)
-  text = np.random.default_rng(0).choice(vocab_size, (batch, length + 1), p=shares / shares.sum()).astype(np.int32)
+  """Random text by Zipf's law."""
+  shares = vocabulary.zipf(vocab_size)
+  text = np.random.default_rng(0).choice(vocab_size, (batch, length + 1), p=shares).astype(np.int32)
   return {"tokens": text[:, :-1], "targets": text[:, 1:], "weights": np.ones((batch, length), np.float32)}
 
 

@@ -48,6 +48,11 @@ def profile(anchors: Mapping[int, float], vocab_size: int) -> np.ndarray:
   return shares / shares.sum()
 
 
+def zipf(vocab_size: int) -> np.ndarray:
+  """p of words by rank where the word of rank r comes 1/r as often as the first."""
+  return profile({1: 1.0, vocab_size: 1 / vocab_size}, vocab_size)
+
+
 def contenders(
   shares: np.ndarray, cutoffs: Sequence[int], features: int, num_words: int, *, dense: bool = True
 ) -> list[Contender]:

@@ -22,7 +22,7 @@ import optax
 
 import lm.model
 import mgk_jax
-from benchmarks import timing
+from benchmarks import timing, vocabulary
 from benchmarks.timing import Contender, Measurement, Program
 from lm import datasets, windows
 from lm.trained import evaluated
@@ -44,9 +44,8 @@ class Measured:
     self.arrays = state.params, state.variables
     self.protocol = Protocol(window)
     self.batch_size = batch_size or windows.default_batch_size(config, window, 1)
-    ranks = np.arange(1, config.vocab_size + 1)
-    shares = 1 / ranks / np.sum(1 / ranks)
-    self.tokens = np.random.default_rng(0).choice(config.vocab_size, window + 10 * self.batch_size, p=shares)
+    words, shares = config.vocab_size, vocabulary.zipf(config.vocab_size)
+    self.tokens = np.random.default_rng(0).choice(words, window + 10 * self.batch_size, p=shares)
 
   def _text(self, num_windows: int) -> Windows:
     """A text of so many windows that are not the first."""

@@ -57,9 +57,10 @@ def compiling_for(target: str) -> Iterator[None]:
 
 
 def run(implementation: str | None, candidates: Mapping[str, Callable[[], Result]]) -> Result:
-  """Runs the named candidate; for None the first that does not raise NotImplementedError, with a warning if it is not
-  the one that the platform prefers.
-  """  # noqa: D205
+  """Runs the named candidate; for None the first that does not raise NotImplementedError.
+
+  There is a warning if that is not the one that the platform prefers.
+  """
   checks.one_of("implementation", implementation, (*candidates, None))
   if implementation is not None:
     result = candidates[implementation]()

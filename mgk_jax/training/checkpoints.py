@@ -112,7 +112,7 @@ class Checkpoints:
   def _reads(self, step: int) -> Iterator[None]:
     try:
       yield
-    except Exception as error:
+    except Exception as error:  # Orbax, and the storage below it, may raise anything
       raise TrainingStopped(
         f"The checkpoint of step {step} in {self.directory} cannot be read: {_first_line(error)}\n"
         f"Checkpoints there: {list(self.steps)}. Nothing was changed. To go on from an earlier one, move the directory "
@@ -123,7 +123,7 @@ class Checkpoints:
   def _writes(self) -> Iterator[None]:
     try:
       yield
-    except Exception as error:
+    except Exception as error:  # Orbax, and the storage below it, may raise anything
       raise TrainingStopped(
         f"The checkpoint of step {self._writing} could not be written to {self.directory}: {_first_line(error)}\n"
         f"{self.last_good(self._writing)} Once there is room and permission to write, start again with the same "

@@ -33,8 +33,12 @@ class DataIterator(Protocol):
   """Batches without end, from a position that can be saved."""
 
   def __next__(self) -> HostBatch: ...
-  def get_state(self) -> Any: ...  # noqa: D102
-  def set_state(self, state: Any) -> None: ...  # noqa: D102
+
+  def get_state(self) -> Any:
+    """The position."""
+
+  def set_state(self, state: Any) -> None:
+    """Goes on from a position."""
 
 
 class EvalBatches(Protocol):
