@@ -213,7 +213,7 @@ class Head:
     """Fills the keys along `axis` up to whole blocks."""
     return fill_up(x, self.key_size, axis=axis, fill=fill)
 
-  def rows(self, x: jax.Array, i: jax.Array, axis: int = -1) -> jax.Array:
+  def rows(self, x: jax.Array, i: jax.Array | int, axis: int = -1) -> jax.Array:
     """Query block i of an array that has the padded queries along `axis`."""
     return lax.dynamic_slice_in_dim(x, i * self.query_size, self.query_size, axis)
 

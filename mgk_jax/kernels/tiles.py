@@ -7,7 +7,7 @@ product made them all and one is to take them all, an array [components, keys, q
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ Tile = jax.Array  # [keys, queries]
 Row = jax.Array  # [queries] or [1, queries]
 Column = jax.Array  # [keys] or [keys, 1]
 Tiles = Sequence[Tile] | jax.Array  # a tile for each component
+Exponential = Callable[[jax.Array], jax.Array]
 
 
 class Factors(NamedTuple):
@@ -84,15 +85,15 @@ def peak(scores: Tiles, *, keepdims: bool = False) -> Row:
   return functools.reduce(jnp.maximum, [jnp.max(score, axis=0, keepdims=keepdims) for score in scores])
 
 
-def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None) -> Tile:
+def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None, exp: Exponential = jnp.exp) -> Tile:
   """Unnormalised attention weights exp(−offset) Σ_r exp(s_r) or their hard form."""
   if isinstance(mixing, Factors):
-    return jnp.exp(scores[0] - offset) * mixing.product()
+    return exp(scores[0] - offset) * mixing.product()
   if isinstance(mixing, Maxima):
-    return jnp.exp(scores[0] - offset + mixing.top())
+    return exp(scores[0] - offset + mixing.top())
   if estep == "hard":
-    return jnp.exp(_max(scores) - offset)
-  return _sum([jnp.exp(score - offset) for score in scores])
+    return exp(_max(scores) - offset)
+  return _sum([exp(score - offset) for score in scores])
 
 
 def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None) -> Tiles:
@@ -108,7 +109,14 @@ def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None) -> Tiles:
   return [1 / _sum([jnp.exp(other - score) for other in scores]) for score in scores]
 
 
-def backward(scores: Tiles, log_normaliser: jax.Array, by_weight: Tile, estep: str, mixing: Mixing | None) -> Gradient:
+def backward(
+  scores: Tiles,
+  log_normaliser: jax.Array,
+  by_weight: Tile,
+  estep: str,
+  mixing: Mixing | None,
+  exp: Exponential = jnp.exp,
+) -> Gradient:
   """The chain rule through the posterior: dL/ds_ijr = γ_ijr A_ij · by_weight_ij.
 
   Args:
@@ -117,24 +125,25 @@ def backward(scores: Tiles, log_normaliser: jax.Array, by_weight: Tile, estep: s
     by_weight: dL/dA_ij − Σ_j' A_ij' dL/dA_ij'.
     estep: "soft" or "hard".
     mixing: how components that share the product are mixed, or None.
+    exp: the exponential.
   """
   if isinstance(mixing, Factors):
-    posterior, product = jnp.exp(scores[0] - log_normaliser), mixing.product()
+    posterior, product = exp(scores[0] - log_normaliser), mixing.product()
     weights = posterior * product
     return Gradient(weights, [weights * by_weight], posterior * by_weight)
   if isinstance(mixing, Maxima):
-    posterior = jnp.exp(scores[0] - log_normaliser + mixing.top())
+    posterior = exp(scores[0] - log_normaliser + mixing.top())
     inner = posterior * by_weight
     return Gradient(posterior, [inner], inner)
   if estep == "hard" and len(scores) > 1:
-    posterior = jnp.exp(_max(scores) - log_normaliser)
+    posterior = exp(_max(scores) - log_normaliser)
     inner = posterior * by_weight
     return Gradient(posterior, _to_winners(inner, scores), inner)
   if isinstance(scores, jax.Array):
-    posterior = jnp.exp(scores - log_normaliser)
+    posterior = exp(scores - log_normaliser)
     total = _sum(posterior)
     return Gradient(total, posterior * by_weight, total * by_weight)
-  posteriors = [jnp.exp(score - log_normaliser) for score in scores]
+  posteriors = [exp(score - log_normaliser) for score in scores]
   total = _sum(posteriors)
   return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)
 

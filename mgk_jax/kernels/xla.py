@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import blocks, tiles
+from mgk_jax.kernels import blocks, exponential, tiles
 from mgk_jax.kernels.blocks import Head, Limits, Options
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
@@ -58,7 +58,7 @@ _attention.defvjp(_forward, _backward)
 
 def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The output [T, V] and the log normaliser [T] (+inf for a query that attends to nothing) of one head."""
-  V = value_SV.shape[1]
+  V, exp = value_SV.shape[1], exponential.of_tiles(head.query.dtype)
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
   def query_block(i, outputs):
@@ -67,7 +67,7 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
       peak = jnp.maximum(old_peak, tiles.peak(scores))
       offset = jnp.where(jnp.isneginf(peak), 0, peak)
-      weights = tiles.weights(scores, offset, head.options.estep, head.tile_mixing(i, j))
+      weights = tiles.weights(scores, offset, head.options.estep, head.tile_mixing(i, j), exp)
       total_VQ = total_VQ * jnp.exp(old_peak - offset)
       value = head.columns(value_VS, j)
       dropout = head.dropout(i, j)
@@ -99,11 +99,12 @@ def _backward_head(
   key_blocks, padded_T = len(head.key), len(head.query)
   value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
   by_out_VT, key_BHK = by_out.T, jnp.swapaxes(head.key[..., :H], 1, 2)
-  log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
   mean_by_weight = head.pad_rows(mean_by_weight_T)
-  # With ones beside the queries, and for each product under its keys, the products for dk and dq also sum the
-  # derivatives by the column and row terms.
-  query = _with_ones(head.query, 1) if head.has_column else head.query
+  log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
+  exp = exponential.of_tiles(head.query.dtype)
+  # Sums of the derivatives by the row terms come with the product for dq, from ones under the keys of each product. In
+  # the product for dk they would cost more than one of their own: 33 numbers are three registers, and 32 are two.
+  over_queries = jnp.ones(head.query_size, head.query.dtype)
   if head.has_row:
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
     key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
@@ -112,19 +113,19 @@ def _backward_head(
     value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
 
     def query_block(is_cut, i, carry):
-      by_queries, by_block = carry
+      by_queries, by_block, normaliser = carry
       mixing, dropout = head.tile_mixing(i, j), head.dropout(i, j)
       by_weight = value_block @ head.rows(by_out_VT, i)
       by_weight = by_weight if dropout is None else by_weight * dropout
       by_weight = by_weight - head.rows(mean_by_weight, i)
       scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
-      tile = tiles.backward(scores, head.rows(log_normaliser, i), by_weight, head.options.estep, mixing)
+      tile = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
       weights = tile.weights if dropout is None else tile.weights * dropout
       by_product = tiles.by_product(tile, C)
-      by_key, by_query = by_product @ head.rows(query, i, 0), key_HK @ by_product
-      key_part = {"key": by_key[:, :H], "value": weights @ head.rows(by_out, i, 0)}
+      by_query = key_HK @ by_product
+      key_part = {"key": by_product @ head.rows(head.query, i, 0), "value": weights @ head.rows(by_out, i, 0)}
       query_part = {"query": by_query[:H]}
-      row_part, column_part = by_query[H:], by_key[:, -1]
+      row_part, column_part = by_query[H:], by_product @ over_queries
       if M > C:
         row_part, column_part = tiles.by_additive_terms(tile, mixing, row_part[0], column_part)
       if head.has_row:
@@ -132,11 +133,16 @@ def _backward_head(
       if head.has_column:
         key_part["column"] = column_part.reshape(-1)
       by_queries = {name: head.set_rows(x, i, head.rows(x, i) + query_part[name]) for name, x in by_queries.items()}
-      return by_queries, jax.tree.map(jnp.add, by_block, key_part)
+      # The block after this one, as what a loop carries is an array of its own: XLA:CPU does not vectorise a loop over
+      # several tiles that slices a row for each of them.
+      normaliser = head.rows(log_normaliser, i + 1)
+      return by_queries, jax.tree.map(jnp.add, by_block, key_part), normaliser
 
     by_queries, by_keys = carry
     by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
-    by_queries, by_block = blocks.loop(head.query_ranges(j), query_block, (by_queries, by_block))
+    ranges = head.query_ranges(j)
+    start = by_queries, by_block, head.rows(log_normaliser, ranges[0][0])
+    by_queries, by_block, _ = blocks.loop(ranges, query_block, start)
     return by_queries, jax.tree.map(lambda x, block: lax.dynamic_update_index_in_dim(x, block, j, 0), by_keys, by_block)
 
   by_queries = {"query": head.full((H, padded_T))}
