@@ -93,9 +93,11 @@ def materialised(sizes: Sizes, repeats: int) -> None:
   print(f"\n### Materialised, {sizes}\n\n{timing.table(measurements, [blocked.name])}", flush=True)
 
 
-def in_pairs(title: str, pairs: Sequence[tuple[timing.Contender, timing.Contender]], repeats: int) -> None:
+def in_pairs(
+  title: str, pairs: Sequence[tuple[timing.Contender, timing.Contender]], repeats: int, seconds: float = 0.0
+) -> None:
   """Each second of a pair against its first."""
-  measurements = timing.measure([contender for pair in pairs for contender in pair], repeats)
+  measurements = timing.measure([contender for pair in pairs for contender in pair], repeats, seconds)
   rows = [["contender", "ms", "of the full one"]]
   for full, part in zip(measurements[::2], measurements[1::2], strict=True):
     rows.append([part.contender.name, f"{part.seconds * 1e3:.1f}", f"{part.seconds / full.seconds:.2f}"])
@@ -138,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--head-dim", type=int, default=32, help="D (default 32)")
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
   parser.add_argument("--repeats", type=int, default=7, help="rounds of which the median is taken (default 7)")
-  parser.add_argument("--seconds", type=float, default=15, help="more rounds in heads if they take less (default 15)")
+  parser.add_argument(
+    "--seconds", type=float, default=30, help="more rounds in heads, causal and padding if they take less (default 30)"
+  )
   parser.add_argument("--save", type=Path, metavar="JSON", help="write the times of the section heads into this file")
   parser.add_argument("--longest", type=int, default=131072, help="N of the training step in long (default 131072)")
   arguments = parser.parse_args(argv)
@@ -151,12 +155,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     "heads": lambda: heads(grid, repeats, arguments.seconds, arguments.save),
     "materialised": lambda: materialised(Sizes(1, min(2048, longest), *rest), repeats),
     "causal": lambda: in_pairs(
-      f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats
+      f"Causal, {Sizes(1, longest, *rest)}", contenders.causal(Sizes(1, longest, *rest)), repeats, arguments.seconds
     ),
     "padding": lambda: in_pairs(
       f"Lengths N/2, {Sizes(max(arguments.batch), longest, *rest)}",
       contenders.shortened(Sizes(max(arguments.batch), longest, *rest)),
       repeats,
+      arguments.seconds,
     ),
     "crossing": lambda: crossing(
       Sizes(1, longest, *rest), [n for n in (16, 32, 64, 128, 256, 512, 1024) if n <= longest], 3 * repeats

@@ -55,19 +55,21 @@ def make_config(attention: str, implementation: str | None, length: int, sizes: 
   return config
 
 
-def longest(peak: Callable[[int], int], capacity: int) -> int:
+def longest(peak: Callable[[int], int], capacity: int, power: int) -> int:
   """The greatest length that fits among those with `STEPS` steps from one power of two to the next; 0 for none.
 
   Args:
-    peak: the bytes that a length needs; they grow with it, and about as fast or faster.
+    peak: the bytes that a length needs.
     capacity: the bytes that there are.
+    power: of the length with which these bytes grow. Compilers refuse programs that are far too large for their own
+      reasons; hence a search that goes up by no more than that.
   """
   low, high = -1, START
   needed = peak(_length(START))
   while needed <= capacity:
     low = high
-    room = math.log2(capacity / needed)  # how often the length could double, if what it needs doubled as well
-    high += math.floor(STEPS * room) + 1
+    doublings = math.log2(capacity / needed) / power
+    high += math.floor(STEPS * doublings) + 1
     needed = peak(_length(high))
   while high - low > 1:
     middle = (low + high) // 2
@@ -118,7 +120,7 @@ def longest_of(machine: Target, attention: str, implementation: str | None, size
     by[length] = need.attention
     return need.memory_bytes
 
-  length = longest(peak, machine.memory_bytes)
+  length = longest(peak, machine.memory_bytes, power=2 if implementation == "reference" else 1)
   return length, by[length]
 
 

@@ -21,10 +21,11 @@ def test_longest(limit, power):
     asked.append(length)
     return 1000 + length**power
 
-  found = memory.longest(peak, 1000 + limit**power)
+  found = memory.longest(peak, 1000 + limit**power, power)
   lengths = {k * 2**power for power in range(20) for k in range(memory.STEPS, 2 * memory.STEPS)}
   assert found == max((length for length in lengths if length <= limit), default=0)
   assert len(asked) == len(set(asked)) <= 10
+  assert max(asked) <= max(4096, 1.5 * limit)  # compilers are not asked for what is far too large
 
 
 def formula(config, machine):
