@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from mgk_jax.kernels import blocks, checks, dispatch, masking, reference, scores as scores_lib, tiles
+from mgk_jax.kernels import blocks, checks, dispatch, exponential, masking, reference, scores as scores_lib, tiles
 from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
 from mgk_jax.kernels.blocks import Head, Options
 from mgk_jax.kernels.checks import Dims
@@ -182,13 +182,13 @@ def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax
   attending = head.attending((jnp.arange(head.query.shape[0]) < head.T).astype(head.query.dtype), 0)
   features = head.pad_rows(features_TF, 0)
   features = jnp.concatenate([features, attending[:, None]], axis=1) * attending[:, None]
-  F = features.shape[1]
+  F, exp = features.shape[1], exponential.of_tiles(features.dtype)
 
   def key_block(j, sums):
     def query_block(is_cut, i, sums):
       allowed, scores = head.allowed(i, j, is_cut), head.scores(i, j, allowed=None)
       scores = [*jnp.zeros((M - head.num_components, 1, 1), features.dtype), *scores]
-      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(i, j))
+      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(i, j), exp)
       gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
       # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
       return sums + jnp.stack([tile @ head.rows(features, i, 0) for tile in gamma])

@@ -96,7 +96,7 @@ def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None,
   return _sum([exp(score - offset) for score in scores])
 
 
-def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None) -> Tiles:
+def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None, exp: Exponential = jnp.exp) -> Tiles:
   """γ_r, how much of each pair component r accounts for; NaN for a key all of whose components have −inf."""
   if isinstance(mixing, Maxima):
     return _to_winners(jnp.ones((), mixing.row[0].dtype), mixing.sums())
@@ -106,7 +106,7 @@ def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None) -> Tiles:
   if estep == "hard":
     return _to_winners(jnp.ones((), scores[0].dtype), scores)
   # An exponential that overflows gives the right zero.
-  return [1 / _sum([jnp.exp(other - score) for other in scores]) for score in scores]
+  return [1 / _sum([exp(other - score) for other in scores]) for score in scores]
 
 
 def backward(
