@@ -102,8 +102,8 @@ def _backward_head(
   mean_by_weight = head.pad_rows(mean_by_weight_T)
   log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
   exp = exponential.of_tiles(head.query.dtype)
-  # Sums of the derivatives by the row terms come with the product for dq, from ones under the keys of each product. In
-  # the product for dk they would cost more than one of their own: 33 numbers are three registers, and 32 are two.
+  # With ones under the keys of each product, the product for dq also sums the derivatives by the row terms. Those by
+  # the column terms have one of their own: a 33rd number of dk would need a third register for each key.
   over_queries = jnp.ones(head.query_size, head.query.dtype)
   if head.has_row:
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)

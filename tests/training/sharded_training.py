@@ -29,7 +29,7 @@ SMALL = (
 )
 MESHES = ((8, 1), (4, 2), (2, 4))
 # Each attention and each mesh, but not all of their pairs: compiling a step takes seconds.
-CASES = {"smgk": ((2, 4),), "mgk,prior=em": ((4, 2),), "softmax": ((8, 1),), "mlk": ((2, 4),)}
+CASES = {"smgk": MESHES, "mgk,prior=em": ((4, 2),), "softmax": ((8, 1),), "mlk": ((2, 4),)}
 ALL_CASES = dict.fromkeys(CASES, MESHES)
 
 
