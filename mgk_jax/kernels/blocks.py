@@ -17,7 +17,7 @@ from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
-KEY_BLOCK = 1024
+KEY_BLOCK = 2048  # shared by components that have products of their own
 SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length or the diagonal cost nothing
 
 
@@ -138,7 +138,8 @@ class Head:
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
     ends_early = options.is_causal or limits.key_length is not None
-    self.key_size = _block_size(self.S, SMALL_KEY_BLOCK if ends_early else KEY_BLOCK)
+    largest = max(KEY_BLOCK // len(scores.key), 16)
+    self.key_size = _block_size(self.S, min(SMALL_KEY_BLOCK, largest) if ends_early else largest)
     self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 
@@ -157,7 +158,7 @@ class Head:
     column = self._restrict(column, scores.shared)
     if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
-      key = jnp.concatenate([key, column[..., None]], axis=-1)
+      key = jnp.pad(key, ((0, 0), (0, 0), (0, 1))).at[..., -1].set(column)  # which XLA:CPU concatenates slowly
       self.query_HT = jnp.concatenate([self.query_HT, jnp.ones((1, len(self.query)), self.query.dtype)])
       column = None
     self.key = self.cut(key)
@@ -187,7 +188,7 @@ class Head:
     column = self.pad_columns(jnp.where(unseen, 0, column_MS - top))
     if self.options.estep == "hard":
       return top, tiles.Maxima(list(row), list(column))
-    return top, tiles.Factors(list(jnp.exp(row)), list(jnp.exp(column)))
+    return top, tiles.Factors(list(jnp.exp2(row)), list(jnp.exp2(column)))
 
   def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
     """All that the scores add for each key, −inf at masked keys and at padding."""

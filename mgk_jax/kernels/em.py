@@ -145,7 +145,7 @@ def _statistics(
       scores = scores_lib.gaussian(query, key, log_prior, variance)
     else:
       scores = scores_lib.shifted_gaussian(query, key, shift, log_prior, variance)
-    return _blocked_statistics(scores.folded(), where, dims, estep, moments)
+    return _blocked_statistics(scores.in_bits(), where, dims, estep, moments)
 
   implementation = "xla" if implementation in ("pallas", "cudnn") else implementation  # the M step has no other
   counts, sums = dispatch.run(implementation, {"xla": blocked, "reference": materialised})

@@ -33,6 +33,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from mgk_jax.kernels.exponential import NATS
 from mgk_jax.kernels.precision import at_least_float32
 
 SAFE_RANGE = 60.0  # nats
@@ -59,11 +60,12 @@ class Scores:
   shared: jax.Array | None = None
   scale: jax.Array | None = None
 
-  def folded(self) -> "Scores":
-    """The same scores with the scale in the keys, all of it in float32 or float64."""
+  def in_bits(self) -> "Scores":
+    """s_ijr / log 2, the scores as logarithms to the base 2, with the scale in the keys, in float32 or float64."""
     query, key = at_least_float32(self.query), at_least_float32(self.key)
-    key = key if self.scale is None else key * self.scale[:, None, None]
-    return dataclasses.replace(self, query=query, key=key, scale=None)
+    scale = 1 / NATS if self.scale is None else self.scale[:, None, None] / NATS
+    row, column, shared = (None if x is None else x / NATS for x in (self.row, self.column, self.shared))
+    return Scores(query, key * scale, row, column, shared)
 
   @property
   def num_components(self) -> int:

@@ -105,8 +105,9 @@ def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None, exp: Expo
     return [_as_column(column) * row / mixing.product() for row, column in shares]
   if estep == "hard":
     return _to_winners(jnp.ones((), scores[0].dtype), scores)
-  # An exponential that overflows gives the right zero.
-  return [1 / _sum([exp(other - score) for other in scores]) for score in scores]
+  # Beyond 127 the share is nothing, be it of a power of e or of 2. The comparison is false for NaN, which stays one.
+  ratios = [[jnp.where(other - score > 127, 127, other - score) for other in scores] for score in scores]
+  return [1 / _sum([exp(ratio) for ratio in row]) for row in ratios]
 
 
 def backward(

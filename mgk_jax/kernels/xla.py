@@ -5,6 +5,7 @@ pass computes every tile once more from its scores and gets all gradients from i
 accumulate over the inner loop and dqᵀ in place, and all five products are plain row-major ones.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -15,6 +16,7 @@ from mgk_jax.kernels import blocks, exponential, tiles
 from mgk_jax.kernels.blocks import Head, Limits, Options
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
+from mgk_jax.kernels.exponential import NATS
 from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
@@ -24,12 +26,12 @@ def attention(
   scores: Scores, value_BSNV: jax.Array, masking: Masking, dims: Dims, estep: str, dropout: Dropout | None
 ) -> jax.Array:
   """h_i = Σ_j A_ij v_j, [B, T, N, V], in float32 or float64."""
-  scores = scores.folded()
   options = Options(estep, masking.is_causal, 0.0 if dropout is None else dropout.rate)
-  limits = blocks.limits(masking, dims, scores.query.dtype, dropout)
+  in_bits = scores.in_bits()
+  limits = blocks.limits(masking, dims, in_bits.query.dtype, dropout)
   factored = blocks.can_factor(scores, limits)
-  value = jnp.einsum("bsnv->bnsv", value_BSNV).astype(scores.query.dtype)
-  out_BNTV = _attention(options, *vary_alike((scores, value, limits, factored)))
+  value = jnp.einsum("bsnv->bnsv", value_BSNV).astype(in_bits.query.dtype)
+  out_BNTV = _attention(options, *vary_alike((in_bits, value, limits, factored)))
   return jnp.einsum("bntv->btnv", out_BNTV)
 
 
@@ -42,7 +44,8 @@ def _attention(
 
 def _forward(options: Options, scores: Scores, value_BNSV: jax.Array, limits: Limits, factored: jax.Array | None):
   operands = (scores, value_BNSV, limits, factored)
-  out, log_normaliser = blocks.map_heads(_forward_head, options, operands)
+  out_BNVT, log_normaliser = blocks.map_heads(_forward_head, options, operands)
+  out = jnp.swapaxes(out_BNVT, 2, 3)
   return out, (operands, out, log_normaliser)
 
 
@@ -50,6 +53,7 @@ def _backward(options: Options, residuals, by_out: jax.Array):
   operands, out, log_normaliser = residuals
   mean_by_weight = jnp.einsum("bntv,bntv->bnt", out, by_out)
   by_scores, by_value = blocks.map_heads(_backward_head, options, (*operands, by_out, log_normaliser, mean_by_weight))
+  by_scores = dataclasses.replace(by_scores, query=jnp.swapaxes(by_scores.query, 2, 3))
   return by_scores, by_value, None, None
 
 
@@ -66,9 +70,8 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       old_peak, total_VQ = carry
       scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
       peak = jnp.maximum(old_peak, tiles.peak(scores))
-      offset = jnp.where(jnp.isneginf(peak), 0, peak)
-      weights = tiles.weights(scores, offset, head.options.estep, head.tile_mixing(i, j), exp)
-      total_VQ = total_VQ * jnp.exp(old_peak - offset)
+      weights = tiles.weights(scores, peak, head.options.estep, head.tile_mixing(i, j), exp)
+      total_VQ = total_VQ * jnp.exp2(old_peak - peak)
       value = head.columns(value_VS, j)
       dropout = head.dropout(i, j)
       if dropout is None:
@@ -76,19 +79,20 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       update = jnp.concatenate([value[:-1] @ (weights * dropout), jnp.sum(weights, axis=0, keepdims=True)])
       return peak, total_VQ + update
 
-    start = head.full((head.query_size,), -jnp.inf), head.full((V + 1, head.query_size))
+    lowest = float(jnp.finfo(head.query.dtype).min)  # finite, so that nothing is subtracted from itself that is not
+    start = head.full((head.query_size,), lowest), head.full((V + 1, head.query_size))
     peak, total_VQ = blocks.loop(head.key_ranges(i), key_block, start)
     mass = total_VQ[-1]
     alive = mass > 0
     out = jnp.where(alive, total_VQ[:-1] / jnp.where(alive, mass, 1), 0)
-    log_normaliser = jnp.where(alive, peak + jnp.log(jnp.where(alive, mass, 1)), jnp.inf)
+    log_normaliser = jnp.where(alive, peak + jnp.log2(jnp.where(alive, mass, 1)), jnp.inf)
     return head.set_rows(outputs[0], i, out), head.set_rows(outputs[1], i, log_normaliser)
 
   padded_T = head.query.shape[0]
   empty = head.full((V, padded_T)), head.full((padded_T,), jnp.inf)
   out_VT, log_normaliser = lax.fori_loop(0, head.query_blocks, query_block, empty)
   out_VT = jnp.where(jnp.isposinf(head.attending(log_normaliser, jnp.inf)), 0, out_VT)
-  return out_VT[:, : head.T].T, head.attending(log_normaliser, jnp.inf)[: head.T]
+  return out_VT[:, : head.T], head.attending(log_normaliser, jnp.inf)[: head.T]
 
 
 def _backward_head(
@@ -98,8 +102,8 @@ def _backward_head(
   C, M, V, H = head.products, head.num_components, value_SV.shape[1], head.query.shape[1]
   key_blocks, padded_T = len(head.key), len(head.query)
   value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
-  by_out_VT, key_BHK = by_out.T, jnp.swapaxes(head.key[..., :H], 1, 2)
-  mean_by_weight = head.pad_rows(mean_by_weight_T)
+  by_out_VT, key_BHK = by_out.T * NATS, jnp.swapaxes(head.key[..., :H], 1, 2)
+  mean_by_weight = head.pad_rows(mean_by_weight_T) * NATS
   log_normaliser = head.pad_rows(log_normaliser_T, fill=jnp.inf)
   exp = exponential.of_tiles(head.query.dtype)
   # With ones under the keys of each product, the product for dq also sums the derivatives by the row terms. Those by
@@ -123,7 +127,10 @@ def _backward_head(
       weights = tile.weights if dropout is None else tile.weights * dropout
       by_product = tiles.by_product(tile, C)
       by_query = key_HK @ by_product
-      key_part = {"key": by_product @ head.rows(head.query, i, 0), "value": weights @ head.rows(by_out, i, 0)}
+      key_part = {"key": by_product @ head.rows(head.query, i, 0)}
+      by_out_block = head.rows(by_out, i, 0)
+      # Two products of two components first, as they take the same time and XLA:CPU runs each of them on a core.
+      key_part["value"] = weights @ (by_out_block if C == 1 else _after(by_query, by_out_block))
       query_part = {"query": by_query[:H]}
       row_part, column_part = by_query[H:], by_product @ over_queries
       if M > C:
@@ -154,12 +161,17 @@ def _backward_head(
   by_queries, by_keys = lax.fori_loop(0, head.key_blocks, key_block, (by_queries, by_keys))
   by_keys = {name: head.join(x) for name, x in by_keys.items()}
   return Scores(
-    query=by_queries["query"][:, : head.T].T,
+    query=by_queries["query"][:, : head.T],
     key=by_keys["key"],
     row=by_queries["row"][:, : head.T] if head.has_row else None,
     column=by_keys.get("column"),
     shared=jnp.sum(by_keys["column"], axis=0) if head.has_shared else None,
   ), by_keys["value"][0]
+
+
+def _after(first: jax.Array, x: jax.Array) -> jax.Array:
+  """`x`, for XLA:CPU something that it cannot have before `first`."""
+  return x + (first[0, 0] > jnp.inf).astype(x.dtype)
 
 
 def _with_ones(x: jax.Array, axis: int) -> jax.Array:
