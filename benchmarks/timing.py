@@ -13,11 +13,19 @@ from tqdm import tqdm
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What is run and timed, ready to run: `run` returns when all is computed. `rest` are seconds to wait afterwards."""
+  """What is run and timed, ready to run.
+
+  Attributes:
+    run: returns when all is computed.
+    temporary_bytes: beside arguments and results, if known.
+    rest: seconds to wait afterwards.
+    text: the program as XLA compiled it.
+  """
 
   run: Callable[[], Any]
   temporary_bytes: int | None = None
   rest: float = 0.0
+  text: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +56,7 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
   """A function of arrays as XLA compiles it."""
   program = jax.jit(function).lower(*arguments).compile()
   memory: Any = program.memory_analysis()
-  return Program(lambda: jax.block_until_ready(program(*arguments)), memory.temp_size_in_bytes)
+  return Program(lambda: jax.block_until_ready(program(*arguments)), memory.temp_size_in_bytes, text=program.as_text())
 
 
 def gradient(

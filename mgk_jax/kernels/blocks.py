@@ -17,7 +17,7 @@ from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
-KEY_BLOCK = 2048  # shared by components that have products of their own
+KEY_BLOCK = 1024
 SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length or the diagonal cost nothing
 
 
@@ -138,8 +138,7 @@ class Head:
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
     ends_early = options.is_causal or limits.key_length is not None
-    largest = max(KEY_BLOCK // len(scores.key), 16)
-    self.key_size = _block_size(self.S, min(SMALL_KEY_BLOCK, largest) if ends_early else largest)
+    self.key_size = _block_size(self.S, SMALL_KEY_BLOCK if ends_early else KEY_BLOCK)
     self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 

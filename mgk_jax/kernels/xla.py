@@ -61,7 +61,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The output [T, V] and the log normaliser [T] (+inf for a query that attends to nothing) of one head."""
+  """The output [V, T] and the log normaliser [T] (+inf for a query that attends to nothing) of one head."""
   V, exp = value_SV.shape[1], exponential.of_tiles(head.query.dtype)
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
@@ -79,7 +79,7 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       update = jnp.concatenate([value[:-1] @ (weights * dropout), jnp.sum(weights, axis=0, keepdims=True)])
       return peak, total_VQ + update
 
-    lowest = float(jnp.finfo(head.query.dtype).min)  # finite, so that nothing is subtracted from itself that is not
+    lowest = float(jnp.finfo(head.query.dtype).min)  # finite, as −inf less −inf would be NaN
     start = head.full((head.query_size,), lowest), head.full((V + 1, head.query_size))
     peak, total_VQ = blocks.loop(head.key_ranges(i), key_block, start)
     mass = total_VQ[-1]
@@ -98,7 +98,7 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
 def _backward_head(
   head: Head, value_SV: jax.Array, by_out_TV: jax.Array, log_normaliser_T: jax.Array, mean_by_weight_T: jax.Array
 ) -> tuple[Scores, jax.Array]:
-  """The gradients by the scores' operands and by the values of one head."""
+  """The gradients by the scores' operands, those by the queries as [H, T], and by the values of one head."""
   C, M, V, H = head.products, head.num_components, value_SV.shape[1], head.query.shape[1]
   key_blocks, padded_T = len(head.key), len(head.query)
   value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
@@ -129,7 +129,7 @@ def _backward_head(
       by_query = key_HK @ by_product
       key_part = {"key": by_product @ head.rows(head.query, i, 0)}
       by_out_block = head.rows(by_out, i, 0)
-      # Two products of two components first, as they take the same time and XLA:CPU runs each of them on a core.
+      # With several components dk and dq come first: they take the same time, and each runs on a core of its own.
       key_part["value"] = weights @ (by_out_block if C == 1 else _after(by_query, by_out_block))
       query_part = {"query": by_query[:H]}
       row_part, column_part = by_query[H:], by_product @ over_queries
@@ -170,7 +170,7 @@ def _backward_head(
 
 
 def _after(first: jax.Array, x: jax.Array) -> jax.Array:
-  """`x`, for XLA:CPU something that it cannot have before `first`."""
+  """`x`, in a form that XLA:CPU computes after `first`: no number is greater than infinity."""
   return x + (first[0, 0] > jnp.inf).astype(x.dtype)
 
 
