@@ -5,7 +5,6 @@ pass computes every tile once more from its scores and gets all gradients from i
 accumulate over the inner loop and dqᵀ in place, and all five products are plain row-major ones.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -44,8 +43,7 @@ def _attention(
 
 def _forward(options: Options, scores: Scores, value_BNSV: jax.Array, limits: Limits, factored: jax.Array | None):
   operands = (scores, value_BNSV, limits, factored)
-  out_BNVT, log_normaliser = blocks.map_heads(_forward_head, options, operands)
-  out = jnp.swapaxes(out_BNVT, 2, 3)
+  out, log_normaliser = blocks.map_heads(_forward_head, options, operands)
   return out, (operands, out, log_normaliser)
 
 
@@ -53,7 +51,6 @@ def _backward(options: Options, residuals, by_out: jax.Array):
   operands, out, log_normaliser = residuals
   mean_by_weight = jnp.einsum("bntv,bntv->bnt", out, by_out)
   by_scores, by_value = blocks.map_heads(_backward_head, options, (*operands, by_out, log_normaliser, mean_by_weight))
-  by_scores = dataclasses.replace(by_scores, query=jnp.swapaxes(by_scores.query, 2, 3))
   return by_scores, by_value, None, None
 
 
@@ -61,7 +58,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The output [V, T] and the log normaliser [T] (+inf for a query that attends to nothing) of one head."""
+  """The output [T, V] and the log normaliser [T] (+inf for a query that attends to nothing) of one head."""
   V, exp = value_SV.shape[1], exponential.of_tiles(head.query.dtype)
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
@@ -92,13 +89,13 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
   empty = head.full((V, padded_T)), head.full((padded_T,), jnp.inf)
   out_VT, log_normaliser = lax.fori_loop(0, head.query_blocks, query_block, empty)
   out_VT = jnp.where(jnp.isposinf(head.attending(log_normaliser, jnp.inf)), 0, out_VT)
-  return out_VT[:, : head.T], head.attending(log_normaliser, jnp.inf)[: head.T]
+  return out_VT[:, : head.T].T, head.attending(log_normaliser, jnp.inf)[: head.T]
 
 
 def _backward_head(
   head: Head, value_SV: jax.Array, by_out_TV: jax.Array, log_normaliser_T: jax.Array, mean_by_weight_T: jax.Array
 ) -> tuple[Scores, jax.Array]:
-  """The gradients by the scores' operands, those by the queries as [H, T], and by the values of one head."""
+  """The gradients by the scores' operands and by the values of one head."""
   C, M, V, H = head.products, head.num_components, value_SV.shape[1], head.query.shape[1]
   key_blocks, padded_T = len(head.key), len(head.query)
   value, by_out = head.cut(head.pad_columns(value_SV, 0)[None]), head.pad_rows(by_out_TV, 0)
@@ -161,7 +158,7 @@ def _backward_head(
   by_queries, by_keys = lax.fori_loop(0, head.key_blocks, key_block, (by_queries, by_keys))
   by_keys = {name: head.join(x) for name, x in by_keys.items()}
   return Scores(
-    query=by_queries["query"][:, : head.T],
+    query=by_queries["query"][:, : head.T].T,
     key=by_keys["key"],
     row=by_queries["row"][:, : head.T] if head.has_row else None,
     column=by_keys.get("column"),
