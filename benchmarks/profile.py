@@ -3,7 +3,8 @@
     python -m benchmarks.profile                            # softmax with all heads, mixtures with half, on one core
     python -m benchmarks.profile --length 4096 --cores 2
 
-On one core the parts add up to the whole. On several, operations run side by side, and their times are those of each.
+The parts are measured in runs of their own, with the profiler on: on one core they add up to about the whole. On
+several, operations run side by side, and their times are those of each.
 """
 
 import os
