@@ -17,12 +17,23 @@ from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
 QUERY_BLOCK = 512
+PART = 256  # queries of a tile: the parts of a block are chains of operations that need nothing of each other
+SHORT = 128  # fewer queries are one part
 KEY_BLOCK = 1024
-SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length or the diagonal cost nothing
+SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length cost nothing
 
 
 # First block, one past the last, and whether causality cuts through their tiles.
 Ranges = list[tuple[jax.Array | int, jax.Array | int, bool]]
+
+
+class Place(NamedTuple):
+  """Where a tile is: the keys of a block, or the first ones of them, by a part of a block of queries."""
+
+  part: jax.Array | int  # counted from the first one of all
+  block: jax.Array | int
+  keys: int
+  is_cut: bool  # causality cuts through it
 
 
 class Limits(NamedTuple):
@@ -109,13 +120,6 @@ def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any,
   return over_heads(local, operands)
 
 
-def loop(ranges: Ranges, step: Callable[[bool, jax.Array, Any], Any], carry: Any) -> Any:
-  """`carry` after `step(is_cut, block, carry)` for every block of the ranges."""
-  for first, last, is_cut in ranges:
-    carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
-  return carry
-
-
 class Head:
   """The operands of one head, padded to whole blocks, and its tiles.
 
@@ -129,17 +133,25 @@ class Head:
     column: what is left to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
       between the components in `column`.
+    query_size, key_size: of a tile; a block of queries has `num_parts` tiles, one below the other.
     query_blocks, key_blocks: how many blocks hold anything.
     has_row, has_column, has_shared: whether the scores have these terms, and so their gradients.
+    needs_loops: whether XLA must not dissolve a loop over one block. It would fuse what comes before with what happens
+      to the tiles, and XLA:CPU does not vectorise that where several tiles or rows are read at once.
   """
 
   def __init__(self, scores: Scores, limits: Limits, options: Options, *, factored: bool = False):
     self.options, self.limits = options, limits
     self.T, self.S = scores.query.shape[0], scores.key.shape[1]
-    self.query_size = _block_size(self.T, QUERY_BLOCK)
-    ends_early = options.is_causal or limits.key_length is not None
-    self.key_size = _block_size(self.S, SMALL_KEY_BLOCK if ends_early else KEY_BLOCK)
-    self.query_blocks = _block_count(self.T, self.query_size, limits.query_length)
+    target = KEY_BLOCK if options.is_causal and self.T > KEY_BLOCK else QUERY_BLOCK
+    self.num_parts = target // PART if self.T >= SHORT else 1
+    self.query_size = _block_size(self.T, target, self.num_parts)
+    together = self.num_parts * self.query_size
+    if options.is_causal:
+      self.key_size = together  # so that causality cuts through one block of keys for each block of queries
+    else:
+      self.key_size = _block_size(self.S, KEY_BLOCK if limits.key_length is None else SMALL_KEY_BLOCK)
+    self.query_blocks = _block_count(self.T, together, limits.query_length)
     self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
 
     self.query = self.pad_rows(scores.query, 0)
@@ -165,6 +177,8 @@ class Head:
     self.num_components = self.products if scores.column is None else scores.column.shape[0]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
     self.has_shared = scores.shared is not None
+    several = self.products > 1 if options.estep == "soft" else self.mixing is not None
+    self.needs_loops = several and dispatch.platform() == "cpu"
 
     if limits.query_segments is not None and limits.key_segments is not None:
       self.query_segments, self.key_segments = (
@@ -201,33 +215,46 @@ class Head:
       return column
     return bias[None] if column is None else self.pad_columns(column) + bias
 
+  def loop(self, ranges: Ranges, step: Callable[[bool, jax.Array, Any], Any], carry: Any) -> Any:
+    """`carry` after `step(is_cut, block, carry)` for every block of the ranges."""
+    for first, last, is_cut in ranges:
+      if self.needs_loops:
+        last = lax.optimization_barrier(jnp.int32(last))
+      carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
+    return carry
+
   def full(self, shape: tuple[int, ...], fill: float = 0) -> jax.Array:
     """A constant to start a loop's carry with."""
     return vary_alike((jnp.full(shape, fill, self.query.dtype), self.query))[0]
 
   def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the queries along `axis` up to whole blocks."""
-    return fill_up(x, self.query_size, axis=axis, fill=fill)
+    return fill_up(x, self.num_parts * self.query_size, axis=axis, fill=fill)
 
   def pad_columns(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the keys along `axis` up to whole blocks."""
     return fill_up(x, self.key_size, axis=axis, fill=fill)
 
+  def parts(self, i: jax.Array | int) -> list[jax.Array | int]:
+    """The parts of query block i, counted from the first part of all."""
+    return [i * self.num_parts + part for part in range(self.num_parts)]
+
+  def places(self, i: jax.Array | int, j: jax.Array | int, is_cut: bool) -> list[Place]:
+    """The tiles of query block i and key block j. Where causality cuts, a part sees no key past its own last query."""
+    keys = [(part + 1) * self.query_size if is_cut else self.key_size for part in range(self.num_parts)]
+    return [Place(part, j, seen, is_cut) for part, seen in zip(self.parts(i), keys, strict=True)]
+
   def rows(self, x: jax.Array, i: jax.Array | int, axis: int = -1) -> jax.Array:
-    """Query block i of an array that has the padded queries along `axis`."""
+    """Part i of an array that has the padded queries along `axis`."""
     return lax.dynamic_slice_in_dim(x, i * self.query_size, self.query_size, axis)
 
-  def columns(self, x: jax.Array, j: jax.Array, axis: int = -1) -> jax.Array:
-    """Key block j of an array that has the padded keys along `axis`."""
-    return lax.dynamic_slice_in_dim(x, j * self.key_size, self.key_size, axis)
+  def columns(self, x: jax.Array, place: Place) -> jax.Array:
+    """The keys of a tile from an array that has the padded keys as its last axis."""
+    return lax.dynamic_slice_in_dim(x, place.block * self.key_size, place.keys, -1)
 
-  def set_rows(self, x: jax.Array, i: jax.Array, block: jax.Array, axis: int = -1) -> jax.Array:
-    """`x` with its query block i replaced."""
+  def set_rows(self, x: jax.Array, i: jax.Array | int, block: jax.Array, axis: int = -1) -> jax.Array:
+    """`x` with its part i of the queries replaced."""
     return lax.dynamic_update_slice_in_dim(x, block, i * self.query_size, axis)
-
-  def set_columns(self, x: jax.Array, j: jax.Array, block: jax.Array, axis: int = -1) -> jax.Array:
-    """`x` with its key block j replaced."""
-    return lax.dynamic_update_slice_in_dim(x, block, j * self.key_size, axis)
 
   def cut(self, x: jax.Array) -> jax.Array:
     """[C, S', …] → [blocks, C·keys, …]."""
@@ -242,62 +269,74 @@ class Head:
     joined = jnp.swapaxes(x.reshape(blocks, C, self.key_size, *rest), 0, 1)
     return joined.reshape(C, blocks * self.key_size, *rest)[:, : self.S]
 
+  def shorten(self, x: jax.Array, place: Place, axis: int = 0) -> jax.Array:
+    """From a block's C·keys along `axis` those of a tile."""
+    if place.keys == self.key_size:
+      return x
+    before, together, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    apart = x.reshape(*before, together // self.key_size, self.key_size, *after)
+    return lax.slice_in_dim(apart, 0, place.keys, axis=axis + 1).reshape(*before, -1, *after)
+
+  def lengthen(self, x: jax.Array, place: Place) -> jax.Array:
+    """The C·keys of a tile along the first axis, with zeros for the others of the block."""
+    if place.keys == self.key_size:
+      return x
+    apart = fill_up(x.reshape(-1, place.keys, *x.shape[1:]), self.key_size, axis=1)
+    return apart.reshape(-1, *x.shape[1:])
+
   def key_ranges(self, i: jax.Array) -> Ranges:
-    """The key blocks that query block i can see: those that it sees as a whole, then those that causality cuts."""
+    """The key blocks that query block i can see: those that it sees as a whole, then the one that causality cuts."""
     if not self.options.is_causal:
       return [(0, self.key_blocks, False)]
-    last = jnp.minimum(self.key_blocks, -(-(i + 1) * self.query_size // self.key_size))
-    if self.T == self.query_size:  # a single block of queries sees no other as a whole that would be worth a program
-      return [(0, last, True)]
-    cut = jnp.minimum((i * self.query_size + 1) // self.key_size, last)
-    return [(0, cut, False), (cut, last, True)]
+    whole, cut = jnp.minimum(i, self.key_blocks), (i, jnp.minimum(i + 1, self.key_blocks), True)
+    # A single block of queries sees no other as a whole that would be worth a program.
+    return [cut] if self.T <= self.key_size else [(0, whole, False), cut]
 
   def query_ranges(self, j: jax.Array) -> Ranges:
-    """The query blocks that can see key block j: those that causality cuts, then those that see it as a whole."""
+    """The query blocks that can see key block j: the one that causality cuts, then those that see it as a whole."""
     if not self.options.is_causal:
       return [(0, self.query_blocks, False)]
-    first = jnp.minimum(j * self.key_size // self.query_size, self.query_blocks)
-    if self.T == self.query_size:
-      return [(first, self.query_blocks, True)]
-    whole = jnp.minimum(-((1 - (j + 1) * self.key_size) // self.query_size), self.query_blocks)
-    return [(first, whole, True), (whole, self.query_blocks, False)]
+    cut = (j, jnp.minimum(j + 1, self.query_blocks), True)
+    return [cut] if self.T <= self.key_size else [cut, (j + 1, self.query_blocks, False)]
 
-  def allowed(self, i: jax.Array, j: jax.Array, is_cut: bool) -> jax.Array | None:
+  def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
-    parts = []
+    part, block, keys, is_cut = place
+    restrictions = []
     if self.pair_mask is not None:
-      mask = self.rows(self.pair_mask, i, 0)
-      parts.append((mask if mask.shape[1] == 1 else self.columns(mask, j)).T)
+      mask = self.rows(self.pair_mask, part, 0)
+      restrictions.append((mask if mask.shape[1] == 1 else self.columns(mask, place)).T)
     if self.limits.query_segments is not None:
-      parts.append(self.columns(self.key_segments, j)[:, None] == self.rows(self.query_segments, i))
+      restrictions.append(self.columns(self.key_segments, place)[:, None] == self.rows(self.query_segments, part))
     if is_cut:
-      query_index = i * self.query_size + jnp.arange(self.query_size)
-      key_index = j * self.key_size + jnp.arange(self.key_size)
-      parts.append(key_index[:, None] <= query_index)
-    return functools.reduce(jnp.logical_and, parts) if parts else None
+      query_index = part * self.query_size + jnp.arange(self.query_size)
+      key_index = block * self.key_size + jnp.arange(keys)
+      restrictions.append(key_index[:, None] <= query_index)
+    return functools.reduce(jnp.logical_and, restrictions) if restrictions else None
 
-  def scores(self, i: jax.Array, j: jax.Array, *, allowed: jax.Array | None) -> tiles.Tiles:
-    """The scores of query block i and key block j, a tile per component, or a single one if there is a mixing."""
-    product = lax.dynamic_index_in_dim(self.key, j, keepdims=False) @ self.rows(self.query_HT, i)
+  def scores(self, place: Place, *, allowed: jax.Array | None) -> tiles.Tiles:
+    """The scores of a tile, a tile per component, or a single one if there is a mixing."""
+    key = self.shorten(lax.dynamic_index_in_dim(self.key, place.block, keepdims=False), place)
+    product = key @ self.rows(self.query_HT, place.part)
     return tiles.scores(
-      [product] if self.products == 1 else product.reshape(self.products, self.key_size, self.query_size),
-      None if self.row is None else [self.rows(x, i) for x in self.row],
-      None if self.column is None else [self.columns(x, j) for x in self.column],
+      [product] if self.products == 1 else product.reshape(self.products, place.keys, self.query_size),
+      None if self.row is None else [self.rows(x, place.part) for x in self.row],
+      None if self.column is None else [self.columns(x, place) for x in self.column],
       allowed,
     )
 
-  def tile_mixing(self, i: jax.Array, j: jax.Array) -> tiles.Mixing | None:
+  def tile_mixing(self, place: Place) -> tiles.Mixing | None:
     """The part of the mixing that belongs to a tile, or None."""
     if self.mixing is None:
       return None
-    rows, columns = [self.rows(x, i) for x in self.mixing.row], [self.columns(x, j) for x in self.mixing.column]
-    return type(self.mixing)(rows, columns)
+    rows = [self.rows(x, place.part) for x in self.mixing.row]
+    return type(self.mixing)(rows, [self.columns(x, place) for x in self.mixing.column])
 
-  def dropout(self, i: jax.Array, j: jax.Array) -> jax.Array | None:
+  def dropout(self, place: Place) -> jax.Array | None:
     """What dropout multiplies a tile's weights with, [keys, queries], or None."""
     if self.dropout_rows is None or self.dropout_columns is None:
       return None
-    rows, columns = self.rows(self.dropout_rows, i), self.columns(self.dropout_columns, j)
+    rows, columns = self.rows(self.dropout_rows, place.part), self.columns(self.dropout_columns, place)
     return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.query.dtype)
 
   def attending(self, row_T: jax.Array, otherwise: float) -> jax.Array:
@@ -307,9 +346,9 @@ class Head:
     return jnp.where(jnp.arange(row_T.shape[0]) < self.limits.query_length, row_T, otherwise)
 
 
-def _block_size(length: int, target: int) -> int:
-  """The block size near `target` that pads least; the whole length if it is short."""
-  count = -(-length // target)
+def _block_size(length: int, target: int, parts: int = 1) -> int:
+  """The size of each of the parts of a block near `target` that pads least; the whole length if it is short."""
+  count = -(-length // target) * parts
   return length if count == 1 else -(-length // (count * 16)) * 16
 
 

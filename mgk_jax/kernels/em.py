@@ -184,19 +184,22 @@ def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax
   features = jnp.concatenate([features, attending[:, None]], axis=1) * attending[:, None]
   F, exp = features.shape[1], exponential.of_tiles(features.dtype)
 
-  def key_block(j, sums):
-    def query_block(is_cut, i, sums):
-      allowed, scores = head.allowed(i, j, is_cut), head.scores(i, j, allowed=None)
+  def key_block(_, j, sums):
+    def tile_sums(place):
+      allowed, scores = head.allowed(place), head.scores(place, allowed=None)
       scores = [*jnp.zeros((M - head.num_components, 1, 1), features.dtype), *scores]
-      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(i, j), exp)
+      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(place), exp)
       gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
       # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
-      return sums + jnp.stack([tile @ head.rows(features, i, 0) for tile in gamma])
+      sums = jnp.concatenate([tile @ head.rows(features, place.part, 0) for tile in gamma])
+      return head.lengthen(sums, place)
 
-    start = head.full((M, head.key_size, F))
-    block = blocks.loop(head.query_ranges(j), query_block, start)
-    return lax.dynamic_update_index_in_dim(sums, block.reshape(-1, F), j, 0)
+    def query_block(is_cut, i, sums):
+      return sums + sum(map(tile_sums, head.places(i, j, is_cut)))
+
+    block = head.loop(head.query_ranges(j), query_block, head.full((M * head.key_size, F)))
+    return lax.dynamic_update_index_in_dim(sums, block, j, 0)
 
   empty = head.full((len(head.key), M * head.key_size, F))
-  sums = head.join(lax.fori_loop(0, head.key_blocks, key_block, empty))
+  sums = head.join(head.loop([(0, head.key_blocks, False)], key_block, empty))
   return sums[..., -1], sums[..., :-1]

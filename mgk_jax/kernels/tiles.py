@@ -139,6 +139,8 @@ def backward(
   if estep == "hard" and len(scores) > 1:
     posterior = exp(_max(scores) - log_normaliser)
     inner = posterior * by_weight
+    if isinstance(scores, jax.Array):  # exponentials of their own: on two cores, neither tile waits for the other
+      return Gradient(posterior, _to_winners(exp(scores - log_normaliser) * by_weight, scores), inner)
     return Gradient(posterior, _to_winners(inner, scores), inner)
   if isinstance(scores, jax.Array):
     posterior = exp(scores - log_normaliser)
@@ -184,15 +186,17 @@ def _as_column(x: Column) -> jax.Array:
   return x[:, None] if x.ndim == 1 else x
 
 
-def _to_winners(x: Tile, scores: Tiles) -> Tiles:
-  """`x` divided among the components with the largest score, in equal shares."""
-  if isinstance(scores, jax.Array):
-    wins = scores == _max(scores)
-    return jnp.where(wins, x / jnp.sum(wins, axis=0), 0)
+def _to_winners(x: jax.Array, scores: Tiles) -> Tiles:
+  """`x`, one tile or one for each component, for those with the largest score, divided by their number."""
   if len(scores) == 2:  # comparisons that fuse with what they are used in, where a count would need tiles of its own
+    if isinstance(scores, jax.Array):
+      return jnp.where(scores > scores[::-1], x, jnp.where(scores == scores[::-1], x / 2, 0))
     first, second = scores
     halves = jnp.where(first == second, x / 2, 0)
     return [jnp.where(first > second, x, halves), jnp.where(first < second, x, halves)]
+  if isinstance(scores, jax.Array):
+    wins = scores == _max(scores)
+    return jnp.where(wins, x / jnp.sum(wins, axis=0), 0)
   winners = [(score == _max(scores)).astype(x.dtype) for score in scores]
   return [x / _sum(winners) * winner for winner in winners]
 

@@ -62,32 +62,36 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
   V, exp = value_SV.shape[1], exponential.of_tiles(head.query.dtype)
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
-  def query_block(i, outputs):
-    def key_block(is_cut, j, carry):
-      old_peak, total_VQ = carry
-      scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
+  def query_block(_, i, outputs):
+    def tile(place, old_peak, total_VQ):
+      scores = head.scores(place, allowed=head.allowed(place))
       peak = jnp.maximum(old_peak, tiles.peak(scores))
-      weights = tiles.weights(scores, peak, head.options.estep, head.tile_mixing(i, j), exp)
+      weights = tiles.weights(scores, peak, head.options.estep, head.tile_mixing(place), exp)
       total_VQ = total_VQ * jnp.exp2(old_peak - peak)
-      value = head.columns(value_VS, j)
-      dropout = head.dropout(i, j)
+      value = head.columns(value_VS, place)
+      dropout = head.dropout(place)
       if dropout is None:
         return peak, total_VQ + value @ weights
       update = jnp.concatenate([value[:-1] @ (weights * dropout), jnp.sum(weights, axis=0, keepdims=True)])
       return peak, total_VQ + update
 
+    def key_block(is_cut, j, carry):
+      return [tile(place, *sums) for place, sums in zip(head.places(i, j, is_cut), carry, strict=True)]
+
     lowest = float(jnp.finfo(head.query.dtype).min)  # finite, as −inf less −inf would be NaN
     start = head.full((head.query_size,), lowest), head.full((V + 1, head.query_size))
-    peak, total_VQ = blocks.loop(head.key_ranges(i), key_block, start)
-    mass = total_VQ[-1]
-    alive = mass > 0
-    out = jnp.where(alive, total_VQ[:-1] / jnp.where(alive, mass, 1), 0)
-    log_normaliser = jnp.where(alive, peak + jnp.log2(jnp.where(alive, mass, 1)), jnp.inf)
-    return head.set_rows(outputs[0], i, out), head.set_rows(outputs[1], i, log_normaliser)
+    carry = head.loop(head.key_ranges(i), key_block, [start] * head.num_parts)
+    for part, (peak, total_VQ) in zip(head.parts(i), carry, strict=True):
+      mass = total_VQ[-1]
+      alive = mass > 0
+      out = jnp.where(alive, total_VQ[:-1] / jnp.where(alive, mass, 1), 0)
+      log_normaliser = jnp.where(alive, peak + jnp.log2(jnp.where(alive, mass, 1)), jnp.inf)
+      outputs = head.set_rows(outputs[0], part, out), head.set_rows(outputs[1], part, log_normaliser)
+    return outputs
 
   padded_T = head.query.shape[0]
   empty = head.full((V, padded_T)), head.full((padded_T,), jnp.inf)
-  out_VT, log_normaliser = lax.fori_loop(0, head.query_blocks, query_block, empty)
+  out_VT, log_normaliser = head.loop([(0, head.query_blocks, False)], query_block, empty)
   out_VT = jnp.where(jnp.isposinf(head.attending(log_normaliser, jnp.inf)), 0, out_VT)
   return out_VT[:, : head.T].T, head.attending(log_normaliser, jnp.inf)[: head.T]
 
@@ -110,43 +114,52 @@ def _backward_head(
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
     key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
 
-  def key_block(j, carry):
+  def normalisers_of(i):
+    # Carried from block to block, as what a loop carries is an array of its own: XLA:CPU does not vectorise a loop over
+    # several tiles that slices a row for each of them.
+    return [head.rows(log_normaliser, part) for part in head.parts(i)]
+
+  def key_block(_, j, carry):
     value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
 
-    def query_block(is_cut, i, carry):
-      by_queries, by_block, normaliser = carry
-      mixing, dropout = head.tile_mixing(i, j), head.dropout(i, j)
-      by_weight = value_block @ head.rows(by_out_VT, i)
+    def tile(place, normaliser):
+      part, mixing, dropout = place.part, head.tile_mixing(place), head.dropout(place)
+      by_weight = head.shorten(value_block, place) @ head.rows(by_out_VT, part)
       by_weight = by_weight if dropout is None else by_weight * dropout
-      by_weight = by_weight - head.rows(mean_by_weight, i)
-      scores = head.scores(i, j, allowed=head.allowed(i, j, is_cut))
-      tile = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
-      weights = tile.weights if dropout is None else tile.weights * dropout
-      by_product = tiles.by_product(tile, C)
-      by_query = key_HK @ by_product
-      key_part = {"key": by_product @ head.rows(head.query, i, 0)}
-      by_out_block = head.rows(by_out, i, 0)
+      by_weight = by_weight - head.rows(mean_by_weight, part)
+      scores = head.scores(place, allowed=head.allowed(place))
+      gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
+      weights = gradient.weights if dropout is None else gradient.weights * dropout
+      by_product = tiles.by_product(gradient, C)
+      by_query = head.shorten(key_HK, place, 1) @ by_product
+      by_keys = {"key": by_product @ head.rows(head.query, part, 0)}
+      by_out_block = head.rows(by_out, part, 0)
       # With several components dk and dq come first: they take the same time, and each runs on a core of its own.
-      key_part["value"] = weights @ (by_out_block if C == 1 else _after(by_query, by_out_block))
-      query_part = {"query": by_query[:H]}
+      by_keys["value"] = weights @ (by_out_block if C == 1 else _after(by_query, by_out_block))
+      by_queries = {"query": by_query[:H]}
       row_part, column_part = by_query[H:], by_product @ over_queries
       if M > C:
-        row_part, column_part = tiles.by_additive_terms(tile, mixing, row_part[0], column_part)
+        row_part, column_part = tiles.by_additive_terms(gradient, mixing, row_part[0], column_part)
       if head.has_row:
-        query_part["row"] = row_part
+        by_queries["row"] = row_part
       if head.has_column:
-        key_part["column"] = column_part.reshape(-1)
-      by_queries = {name: head.set_rows(x, i, head.rows(x, i) + query_part[name]) for name, x in by_queries.items()}
-      # The block after this one, as what a loop carries is an array of its own: XLA:CPU does not vectorise a loop over
-      # several tiles that slices a row for each of them.
-      normaliser = head.rows(log_normaliser, i + 1)
-      return by_queries, jax.tree.map(jnp.add, by_block, key_part), normaliser
+        by_keys["column"] = column_part.reshape(-1)
+      return by_queries, {name: head.lengthen(x, place) for name, x in by_keys.items()}
+
+    def query_block(is_cut, i, carry):
+      by_queries, by_block, normalisers = carry
+      for place, normaliser in zip(head.places(i, j, is_cut), normalisers, strict=True):
+        query_part, key_part = tile(place, normaliser)
+        for name, x in by_queries.items():
+          by_queries |= {name: head.set_rows(x, place.part, head.rows(x, place.part) + query_part[name])}
+        by_block = jax.tree.map(jnp.add, by_block, key_part)
+      return by_queries, by_block, normalisers_of(i + 1)
 
     by_queries, by_keys = carry
     by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
     ranges = head.query_ranges(j)
-    start = by_queries, by_block, head.rows(log_normaliser, ranges[0][0])
-    by_queries, by_block, _ = blocks.loop(ranges, query_block, start)
+    start = by_queries, by_block, normalisers_of(ranges[0][0])
+    by_queries, by_block, _ = head.loop(ranges, query_block, start)
     return by_queries, jax.tree.map(lambda x, block: lax.dynamic_update_index_in_dim(x, block, j, 0), by_keys, by_block)
 
   by_queries = {"query": head.full((H, padded_T))}
@@ -155,7 +168,7 @@ def _backward_head(
     by_queries["row"] = head.full((M, padded_T))
   if head.has_column:
     by_keys["column"] = head.full((key_blocks, M * head.key_size))
-  by_queries, by_keys = lax.fori_loop(0, head.key_blocks, key_block, (by_queries, by_keys))
+  by_queries, by_keys = head.loop([(0, head.key_blocks, False)], key_block, (by_queries, by_keys))
   by_keys = {name: head.join(x) for name, x in by_keys.items()}
   return Scores(
     query=by_queries["query"][:, : head.T].T,
