@@ -42,6 +42,7 @@ def test_causality_leaves_little_above_the_diagonal():
   assert visits(make_head(4096, 4096, True), by_queries=True).mean() <= 1 / 2 + 1 / 32
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(("kind", "estep"), [("mgk", "soft"), ("smgk", "hard")])
 def test_loops_over_one_block_stay_loops(kind, estep):
   """Dissolved, they were up to three times slower: XLA:CPU does not vectorise what it makes of them."""
