@@ -30,7 +30,7 @@ Ranges = list[tuple[jax.Array | int, jax.Array | int, bool]]
 class Place(NamedTuple):
   """Where a tile is: the keys of a block, or the first ones of them, by a part of a block of queries."""
 
-  part: jax.Array | int  # counted from the first one of all
+  first: jax.Array | int  # query
   block: jax.Array | int
   keys: int
   is_cut: bool  # causality cuts through it
@@ -169,10 +169,13 @@ class Head:
     column = self._restrict(column, scores.shared)
     if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
-      key = jnp.pad(key, ((0, 0), (0, 0), (0, 1))).at[..., -1].set(column)  # which XLA:CPU concatenates slowly
+      # Which XLA:CPU concatenates slowly, and cuts slowly once it is there.
+      key = jnp.pad(self.cut(key), ((0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
       self.query_HT = jnp.concatenate([self.query_HT, jnp.ones((1, len(self.query)), self.query.dtype)])
       column = None
-    self.key = self.cut(key)
+    else:
+      key = self.cut(key)
+    self.key = key
     self.column = None if column is None else list(column)
     self.num_components = self.products if scores.column is None else scores.column.shape[0]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
@@ -215,12 +218,22 @@ class Head:
       return column
     return bias[None] if column is None else self.pad_columns(column) + bias
 
-  def loop(self, ranges: Ranges, step: Callable[[bool, jax.Array, Any], Any], carry: Any) -> Any:
-    """`carry` after `step(is_cut, block, carry)` for every block of the ranges."""
+  def loop(
+    self, ranges: Ranges, step: Callable[..., Any], carry: Any, ahead: Callable[[jax.Array | int], Any] | None = None
+  ) -> Any:
+    """`carry` after `step(is_cut, block, carry)` for every block of the ranges.
+
+    With `ahead`, it is `step(is_cut, block, carry, ahead(block))`, where the last one is computed in the step before.
+    """
     for first, last, is_cut in ranges:
       if self.needs_loops:
         last = lax.optimization_barrier(jnp.int32(last))
-      carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
+      if ahead is None:
+        carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
+      else:
+        carry, _ = lax.fori_loop(
+          first, last, lambda i, x, is_cut=is_cut: (step(is_cut, i, *x), ahead(i + 1)), (carry, ahead(first))
+        )
     return carry
 
   def full(self, shape: tuple[int, ...], fill: float = 0) -> jax.Array:
@@ -236,25 +249,25 @@ class Head:
     return fill_up(x, self.key_size, axis=axis, fill=fill)
 
   def parts(self, i: jax.Array | int) -> list[jax.Array | int]:
-    """The parts of query block i, counted from the first part of all."""
-    return [i * self.num_parts + part for part in range(self.num_parts)]
+    """The parts of query block i, each by its first query."""
+    return [(i * self.num_parts + part) * self.query_size for part in range(self.num_parts)]
 
-  def places(self, i: jax.Array | int, j: jax.Array | int, is_cut: bool) -> list[Place]:
-    """The tiles of query block i and key block j. Where causality cuts, a part sees no key past its own last query."""
+  def places(self, parts: list[jax.Array | int], j: jax.Array | int, is_cut: bool) -> list[Place]:
+    """The tiles of a query block's parts and key block j. Where causality cuts, a part sees no key past its own last query."""
     keys = [(part + 1) * self.query_size if is_cut else self.key_size for part in range(self.num_parts)]
-    return [Place(part, j, seen, is_cut) for part, seen in zip(self.parts(i), keys, strict=True)]
+    return [Place(first, j, seen, is_cut) for first, seen in zip(parts, keys, strict=True)]
 
-  def rows(self, x: jax.Array, i: jax.Array | int, axis: int = -1) -> jax.Array:
-    """Part i of an array that has the padded queries along `axis`."""
-    return lax.dynamic_slice_in_dim(x, i * self.query_size, self.query_size, axis)
+  def rows(self, x: jax.Array, first: jax.Array | int, axis: int = -1) -> jax.Array:
+    """The part that begins with query `first` of an array that has the padded queries along `axis`."""
+    return lax.dynamic_slice_in_dim(x, first, self.query_size, axis, allow_negative_indices=False)
 
   def columns(self, x: jax.Array, place: Place) -> jax.Array:
     """The keys of a tile from an array that has the padded keys as its last axis."""
     return lax.dynamic_slice_in_dim(x, place.block * self.key_size, place.keys, -1)
 
-  def set_rows(self, x: jax.Array, i: jax.Array | int, block: jax.Array, axis: int = -1) -> jax.Array:
-    """`x` with its part i of the queries replaced."""
-    return lax.dynamic_update_slice_in_dim(x, block, i * self.query_size, axis)
+  def set_rows(self, x: jax.Array, first: jax.Array | int, block: jax.Array, axis: int = -1) -> jax.Array:
+    """`x` with the part replaced that begins with query `first`."""
+    return lax.dynamic_update_slice_in_dim(x, block, first, axis, allow_negative_indices=False)
 
   def cut(self, x: jax.Array) -> jax.Array:
     """[C, S', …] → [blocks, C·keys, …]."""
@@ -301,15 +314,15 @@ class Head:
 
   def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
-    part, block, keys, is_cut = place
+    first, block, keys, is_cut = place
     restrictions = []
     if self.pair_mask is not None:
-      mask = self.rows(self.pair_mask, part, 0)
+      mask = self.rows(self.pair_mask, first, 0)
       restrictions.append((mask if mask.shape[1] == 1 else self.columns(mask, place)).T)
     if self.limits.query_segments is not None:
-      restrictions.append(self.columns(self.key_segments, place)[:, None] == self.rows(self.query_segments, part))
+      restrictions.append(self.columns(self.key_segments, place)[:, None] == self.rows(self.query_segments, first))
     if is_cut:
-      query_index = part * self.query_size + jnp.arange(self.query_size)
+      query_index = first + jnp.arange(self.query_size)
       key_index = block * self.key_size + jnp.arange(keys)
       restrictions.append(key_index[:, None] <= query_index)
     return functools.reduce(jnp.logical_and, restrictions) if restrictions else None
@@ -317,10 +330,10 @@ class Head:
   def scores(self, place: Place, *, allowed: jax.Array | None) -> tiles.Tiles:
     """The scores of a tile, a tile per component, or a single one if there is a mixing."""
     key = self.shorten(lax.dynamic_index_in_dim(self.key, place.block, keepdims=False), place)
-    product = key @ self.rows(self.query_HT, place.part)
+    product = key @ self.rows(self.query_HT, place.first)
     return tiles.scores(
       [product] if self.products == 1 else product.reshape(self.products, place.keys, self.query_size),
-      None if self.row is None else [self.rows(x, place.part) for x in self.row],
+      None if self.row is None else [self.rows(x, place.first) for x in self.row],
       None if self.column is None else [self.columns(x, place) for x in self.column],
       allowed,
     )
@@ -329,14 +342,14 @@ class Head:
     """The part of the mixing that belongs to a tile, or None."""
     if self.mixing is None:
       return None
-    rows = [self.rows(x, place.part) for x in self.mixing.row]
+    rows = [self.rows(x, place.first) for x in self.mixing.row]
     return type(self.mixing)(rows, [self.columns(x, place) for x in self.mixing.column])
 
   def dropout(self, place: Place) -> jax.Array | None:
     """What dropout multiplies a tile's weights with, [keys, queries], or None."""
     if self.dropout_rows is None or self.dropout_columns is None:
       return None
-    rows, columns = self.rows(self.dropout_rows, place.part), self.columns(self.dropout_columns, place)
+    rows, columns = self.rows(self.dropout_rows, place.first), self.columns(self.dropout_columns, place)
     return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.query.dtype)
 
   def attending(self, row_T: jax.Array, otherwise: float) -> jax.Array:

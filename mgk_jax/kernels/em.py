@@ -191,11 +191,11 @@ def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax
       gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(place), exp)
       gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
       # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
-      sums = jnp.concatenate([tile @ head.rows(features, place.part, 0) for tile in gamma])
+      sums = jnp.concatenate([tile @ head.rows(features, place.first, 0) for tile in gamma])
       return head.lengthen(sums, place)
 
     def query_block(is_cut, i, sums):
-      return sums + sum(map(tile_sums, head.places(i, j, is_cut)))
+      return sums + sum(map(tile_sums, head.places(head.parts(i), j, is_cut)))
 
     block = head.loop(head.query_ranges(j), query_block, head.full((M * head.key_size, F)))
     return lax.dynamic_update_index_in_dim(sums, block, j, 0)

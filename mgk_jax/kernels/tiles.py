@@ -143,9 +143,12 @@ def backward(
       return Gradient(posterior, _to_winners(exp(scores - log_normaliser) * by_weight, scores), inner)
     return Gradient(posterior, _to_winners(inner, scores), inner)
   if isinstance(scores, jax.Array):
-    posterior = exp(scores - log_normaliser)
-    total = _sum(posterior)
-    return Gradient(total, posterior * by_weight, total * by_weight)
+    total = _sum(exp(scores - log_normaliser))
+    # Of the shape that the product for the scores has, so that XLA:CPU writes the derivatives in their place.
+    flat = scores.reshape(-1, scores.shape[-1])
+    by_weights = jnp.broadcast_to(by_weight, scores.shape).reshape(flat.shape)
+    by_score = (exp(flat - log_normaliser) * by_weights).reshape(scores.shape)
+    return Gradient(total, by_score, total * by_weight)
   posteriors = [exp(score - log_normaliser) for score in scores]
   total = _sum(posteriors)
   return Gradient(total, [posterior * by_weight for posterior in posteriors], total * by_weight)

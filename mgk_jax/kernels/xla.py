@@ -63,6 +63,8 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
   value_VS = head.pad_columns(_with_ones(value_SV.T, 0))  # with ones the same product sums the weights
 
   def query_block(_, i, outputs):
+    parts = head.parts(i)
+
     def tile(place, old_peak, total_VQ):
       scores = head.scores(place, allowed=head.allowed(place))
       peak = jnp.maximum(old_peak, tiles.peak(scores))
@@ -76,12 +78,12 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       return peak, total_VQ + update
 
     def key_block(is_cut, j, carry):
-      return [tile(place, *sums) for place, sums in zip(head.places(i, j, is_cut), carry, strict=True)]
+      return [tile(place, *sums) for place, sums in zip(head.places(parts, j, is_cut), carry, strict=True)]
 
     lowest = float(jnp.finfo(head.query.dtype).min)  # finite, as −inf less −inf would be NaN
     start = head.full((head.query_size,), lowest), head.full((V + 1, head.query_size))
     carry = head.loop(head.key_ranges(i), key_block, [start] * head.num_parts)
-    for part, (peak, total_VQ) in zip(head.parts(i), carry, strict=True):
+    for part, (peak, total_VQ) in zip(parts, carry, strict=True):
       mass = total_VQ[-1]
       alive = mass > 0
       out = jnp.where(alive, total_VQ[:-1] / jnp.where(alive, mass, 1), 0)
@@ -114,28 +116,27 @@ def _backward_head(
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
     key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
 
-  def normalisers_of(i):
-    # Carried from block to block, as what a loop carries is an array of its own: XLA:CPU does not vectorise a loop over
-    # several tiles that slices a row for each of them.
-    return [head.rows(log_normaliser, part) for part in head.parts(i)]
+  def parts_of(i):
+    # Computed a step before: what a loop carries is there when a step begins, so that its two chains begin on two cores;
+    # and an array of its own, without which XLA:CPU does not vectorise a loop over tiles that slices a row for each.
+    return [(part, head.rows(log_normaliser, part)) for part in head.parts(i)]
 
   def key_block(_, j, carry):
     value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
 
     def tile(place, normaliser):
-      part, mixing, dropout = place.part, head.tile_mixing(place), head.dropout(place)
-      by_weight = head.shorten(value_block, place) @ head.rows(by_out_VT, part)
-      by_weight = by_weight if dropout is None else by_weight * dropout
-      by_weight = by_weight - head.rows(mean_by_weight, part)
+      first, mixing, dropout = place.first, head.tile_mixing(place), head.dropout(place)
       scores = head.scores(place, allowed=head.allowed(place))
+      weights = tiles.weights(scores, normaliser, head.options.estep, mixing, exp)
+      by_value = (weights if dropout is None else weights * dropout) @ head.rows(by_out, first, 0)
+      # After the weights have been used, so that their tile's memory, still in a core's cache, can take the next one.
+      by_weight = head.shorten(value_block, place) @ _after(by_value, head.rows(by_out_VT, first))
+      by_weight = by_weight if dropout is None else by_weight * dropout
+      by_weight = by_weight - head.rows(mean_by_weight, first)
       gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
-      weights = gradient.weights if dropout is None else gradient.weights * dropout
       by_product = tiles.by_product(gradient, C)
       by_query = head.shorten(key_HK, place, 1) @ by_product
-      by_keys = {"key": by_product @ head.rows(head.query, part, 0)}
-      by_out_block = head.rows(by_out, part, 0)
-      # With several components dk and dq come first: they take the same time, and each runs on a core of its own.
-      by_keys["value"] = weights @ (by_out_block if C == 1 else _after(by_query, by_out_block))
+      by_keys = {"key": by_product @ head.rows(head.query, first, 0), "value": by_value}
       by_queries = {"query": by_query[:H]}
       row_part, column_part = by_query[H:], by_product @ over_queries
       if M > C:
@@ -146,20 +147,19 @@ def _backward_head(
         by_keys["column"] = column_part.reshape(-1)
       return by_queries, {name: head.lengthen(x, place) for name, x in by_keys.items()}
 
-    def query_block(is_cut, i, carry):
-      by_queries, by_block, normalisers = carry
-      for place, normaliser in zip(head.places(i, j, is_cut), normalisers, strict=True):
+    def query_block(is_cut, _, carry, parts):
+      by_queries, by_block = carry
+      firsts, normalisers = zip(*parts, strict=True)
+      for place, normaliser in zip(head.places(firsts, j, is_cut), normalisers, strict=True):
         query_part, key_part = tile(place, normaliser)
         for name, x in by_queries.items():
-          by_queries |= {name: head.set_rows(x, place.part, head.rows(x, place.part) + query_part[name])}
+          by_queries |= {name: head.set_rows(x, place.first, head.rows(x, place.first) + query_part[name])}
         by_block = jax.tree.map(jnp.add, by_block, key_part)
-      return by_queries, by_block, normalisers_of(i + 1)
+      return by_queries, by_block
 
     by_queries, by_keys = carry
     by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
-    ranges = head.query_ranges(j)
-    start = by_queries, by_block, normalisers_of(ranges[0][0])
-    by_queries, by_block, _ = head.loop(ranges, query_block, start)
+    by_queries, by_block = head.loop(head.query_ranges(j), query_block, (by_queries, by_block), parts_of)
     return by_queries, jax.tree.map(lambda x, block: lax.dynamic_update_index_in_dim(x, block, j, 0), by_keys, by_block)
 
   by_queries = {"query": head.full((H, padded_T))}

@@ -22,8 +22,8 @@ def visits(head: Head, *, by_queries: bool) -> np.ndarray:
     for first, last, is_cut in head.key_ranges(outer) if by_queries else head.query_ranges(outer):
       for inner in range(int(first), int(last)):
         i, j = (outer, inner) if by_queries else (inner, outer)
-        for place in head.places(i, j, is_cut):
-          row, column = place.part * head.query_size, place.block * head.key_size
+        for place in head.places(head.parts(i), j, is_cut):
+          row, column = place.first, place.block * head.key_size
           count[row : row + head.query_size, column : column + place.keys] += 1
   return count
 
