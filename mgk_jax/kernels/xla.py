@@ -130,7 +130,7 @@ def _backward_head(
       weights = tiles.weights(scores, normaliser, head.options.estep, mixing, exp)
       by_value = (weights if dropout is None else weights * dropout) @ head.rows(by_out, first, 0)
       # After the weights have been used, so that their tile's memory, still in a core's cache, can take the next one.
-      by_weight = head.shorten(value_block, place) @ _after(by_value, head.rows(by_out_VT, first))
+      by_weight = head.shorten(value_block, place) @ (head.rows(by_out_VT, first) if C == 1 else _after(by_value, head.rows(by_out_VT, first)))
       by_weight = by_weight if dropout is None else by_weight * dropout
       by_weight = by_weight - head.rows(mean_by_weight, first)
       gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
