@@ -194,9 +194,9 @@ def _to_winners(x: jax.Array, scores: Tiles) -> Tiles:
   if len(scores) == 2:  # comparisons that fuse with what they are used in, where a count would need tiles of its own
     if isinstance(scores, jax.Array):
       return jnp.where(scores > scores[::-1], x, jnp.where(scores == scores[::-1], x / 2, 0))
-    first, second = scores
-    halves = jnp.where(first == second, x / 2, 0)
-    return [jnp.where(first > second, x, halves), jnp.where(first < second, x, halves)]
+    lead = scores[0] - scores[1]
+    halves = jnp.where(lead == 0, x / 2, 0)
+    return [jnp.where(lead > 0, x, halves), jnp.where(lead < 0, x, halves)]
   if isinstance(scores, jax.Array):
     wins = scores == _max(scores)
     return jnp.where(wins, x / jnp.sum(wins, axis=0), 0)
