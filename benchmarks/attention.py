@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--heads", type=int, default=4, help="heads of the baselines; mixtures have half (default 4)")
   parser.add_argument("--head-dim", type=int, default=32, help="D (default 32)")
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
-  parser.add_argument("--repeats", type=int, default=7, help="rounds of which the median is taken (default 7)")
+  parser.add_argument("--repeats", type=int, default=15, help="rounds of which the median is taken (default 15)")
   parser.add_argument(
     "--seconds", type=float, default=30, help="more rounds in heads, causal and padding if they take less (default 30)"
   )

@@ -1,7 +1,7 @@
 """One head of one example, cut into blocks of queries and keys, of which only those are visited that hold anything."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ Ranges = list[tuple[jax.Array | int, jax.Array | int, bool]]
 class Place(NamedTuple):
   """Where a tile is: the keys of a block, or the first ones of them, by a part of a block of queries."""
 
-  first: jax.Array | int  # query
+  first: jax.Array | int  # query of the part
   block: jax.Array | int
   keys: int
   is_cut: bool  # causality cuts through it
@@ -169,13 +169,12 @@ class Head:
     column = self._restrict(column, scores.shared)
     if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
-      # Which XLA:CPU concatenates slowly, and cuts slowly once it is there.
-      key = jnp.pad(self.cut(key), ((0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
+      # XLA:CPU concatenates it slowly, and cuts slowly once it is there.
+      self.key = jnp.pad(self.cut(key), ((0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
       self.query_HT = jnp.concatenate([self.query_HT, jnp.ones((1, len(self.query)), self.query.dtype)])
       column = None
     else:
-      key = self.cut(key)
-    self.key = key
+      self.key = self.cut(key)
     self.column = None if column is None else list(column)
     self.num_components = self.products if scores.column is None else scores.column.shape[0]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
@@ -223,7 +222,7 @@ class Head:
   ) -> Any:
     """`carry` after `step(is_cut, block, carry)` for every block of the ranges.
 
-    With `ahead`, it is `step(is_cut, block, carry, ahead(block))`, where the last one is computed in the step before.
+    With `ahead` it is `step(is_cut, block, carry, ahead(block))`, the last of which is computed in the step before.
     """
     for first, last, is_cut in ranges:
       if self.needs_loops:
@@ -252,8 +251,8 @@ class Head:
     """The parts of query block i, each by its first query."""
     return [(i * self.num_parts + part) * self.query_size for part in range(self.num_parts)]
 
-  def places(self, parts: list[jax.Array | int], j: jax.Array | int, is_cut: bool) -> list[Place]:
-    """The tiles of a query block's parts and key block j. Where causality cuts, a part sees no key past its own last query."""
+  def places(self, parts: Sequence[jax.Array | int], j: jax.Array | int, is_cut: bool) -> list[Place]:
+    """The tiles of a query block's `parts` and key block j. Where causality cuts, a part sees no key past itself."""
     keys = [(part + 1) * self.query_size if is_cut else self.key_size for part in range(self.num_parts)]
     return [Place(first, j, seen, is_cut) for first, seen in zip(parts, keys, strict=True)]
 

@@ -117,8 +117,8 @@ def _backward_head(
     key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
 
   def parts_of(i):
-    # Computed a step before: what a loop carries is there when a step begins, so that its two chains begin on two cores;
-    # and an array of its own, without which XLA:CPU does not vectorise a loop over tiles that slices a row for each.
+    # Computed a step before: what a loop carries is there when a step begins, so that its chains begin side by side,
+    # and is an array of its own. XLA:CPU does not vectorise a loop over several tiles that slices a row for each.
     return [(part, head.rows(log_normaliser, part)) for part in head.parts(i)]
 
   def key_block(_, j, carry):
@@ -129,8 +129,9 @@ def _backward_head(
       scores = head.scores(place, allowed=head.allowed(place))
       weights = tiles.weights(scores, normaliser, head.options.estep, mixing, exp)
       by_value = (weights if dropout is None else weights * dropout) @ head.rows(by_out, first, 0)
-      # After the weights have been used, so that their tile's memory, still in a core's cache, can take the next one.
-      by_weight = head.shorten(value_block, place) @ (head.rows(by_out_VT, first) if C == 1 else _after(by_value, head.rows(by_out_VT, first)))
+      by_out_VQ = head.rows(by_out_VT, first)
+      # With several components the weights are a tile of their own: used first, they leave its memory to the next one.
+      by_weight = head.shorten(value_block, place) @ (by_out_VQ if C == 1 else _after(by_value, by_out_VQ))
       by_weight = by_weight if dropout is None else by_weight * dropout
       by_weight = by_weight - head.rows(mean_by_weight, first)
       gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
