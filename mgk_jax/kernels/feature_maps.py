@@ -86,7 +86,7 @@ class Elu:
 
   def __call__(self, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """φ(x)."""
-    # Without a choice between the two, of which LLVM for CPUs makes a branch that it does not vectorise.
+    # In a form that LLVM for CPUs vectorises, as it does neither a choice between the two nor min(x, 0).
     return jnp.maximum(x, 0) + jnp.exp(-jnp.maximum(-x, 0))
 
   def query(self, x: Float[Array, "... H"]) -> Float[Array, "... H"]:

@@ -42,6 +42,7 @@ def test_elu_keeps_small_features_and_is_smooth_at_zero():
   x = jnp.array([-60.0, -20.0, 0.0, 1.0])
   np.testing.assert_allclose(feature_maps.Elu()(x), np.exp([-60.0, -20.0, 0.0, np.log(2.0)]), rtol=1e-5)
   np.testing.assert_allclose(jax.vmap(jax.grad(feature_maps.Elu()))(x), np.exp([-60.0, -20.0, 0.0, 0.0]), rtol=1e-5)
+  np.testing.assert_array_equal(feature_maps.Elu()(jnp.array([jnp.nan, -jnp.inf, 1e30])), np.float32([np.nan, 0, 1e30]))
 
 
 def test_dpfp_has_products_of_cyclic_neighbours():
