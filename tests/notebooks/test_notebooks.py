@@ -81,7 +81,7 @@ def test_the_picture_has_sliders_where_there_are_widgets():
   notebook = execution.read("mgk_in_five_minutes")
   last = next(i for i, cell in enumerate(notebook.cells) if "interact(" in cell.source)
   notebook.cells = notebook.cells[: last + 1]
-  execution.execute(notebook, before="import ipywidgets")
+  execution.execute(notebook, before="import ipywidgets", seconds=120)
   assert complaints(notebook) == []
   (output,) = notebook.cells[last].outputs
   assert "application/vnd.jupyter.widget-view+json" in output.data
