@@ -6,12 +6,13 @@ accumulate over the inner loop and dqᵀ in place, and all five products are pla
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import blocks, exponential, tiles
+from mgk_jax.kernels import blocks, dispatch, exponential, tiles
 from mgk_jax.kernels.blocks import Head, Limits, Options
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
@@ -73,12 +74,15 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       value = head.columns(value_VS, place)
       dropout = head.dropout(place)
       if dropout is None:
-        return peak, total_VQ + value @ weights
-      update = jnp.concatenate([value[:-1] @ (weights * dropout), jnp.sum(weights, axis=0, keepdims=True)])
-      return peak, total_VQ + update
+        update = value @ weights
+      else:
+        update = jnp.concatenate([value[:-1] @ (weights * dropout), jnp.sum(weights, axis=0, keepdims=True)])
+      return peak, total_VQ + update, [scores[0], weights]
 
     def key_block(is_cut, j, carry):
-      return [tile(place, *sums) for place, sums in zip(head.places(parts, j, is_cut), carry, strict=True)]
+      sums = [tile(place, *sums) for place, sums in zip(head.places(parts, j, is_cut), carry, strict=True)]
+      peaks, totals, used = zip(*sums, strict=True)
+      return [(_after(used, peak), total_VQ) for peak, total_VQ in zip(peaks, totals, strict=True)]
 
     lowest = float(jnp.finfo(head.query.dtype).min)  # finite, as −inf less −inf would be NaN
     start = head.full((head.query_size,), lowest), head.full((V + 1, head.query_size))
@@ -131,9 +135,8 @@ def _backward_head(
       by_value = (weights if dropout is None else weights * dropout) @ head.rows(by_out, first, 0)
       by_out_VQ = head.rows(by_out_VT, first)
       # With several components the weights are a tile of their own: used first, they leave its memory to the next one.
-      by_weight = head.shorten(value_block, place) @ (by_out_VQ if C == 1 else _after(by_value, by_out_VQ))
-      by_weight = by_weight if dropout is None else by_weight * dropout
-      by_weight = by_weight - head.rows(mean_by_weight, first)
+      by_used = head.shorten(value_block, place) @ (by_out_VQ if C == 1 else _after([by_value], by_out_VQ))
+      by_weight = (by_used if dropout is None else by_used * dropout) - head.rows(mean_by_weight, first)
       gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
       by_product = tiles.by_product(gradient, C)
       by_query = head.shorten(key_HK, place, 1) @ by_product
@@ -146,15 +149,17 @@ def _backward_head(
         by_queries["row"] = row_part
       if head.has_column:
         by_keys["column"] = column_part.reshape(-1)
-      return by_queries, {name: head.lengthen(x, place) for name, x in by_keys.items()}
+      used = [by_used, weights, by_product, by_query, by_keys["key"], by_value]
+      return by_queries, {name: head.lengthen(x, place) for name, x in by_keys.items()}, used
 
     def query_block(is_cut, _, carry, parts):
       by_queries, by_block = carry
       firsts, normalisers = zip(*parts, strict=True)
-      for place, normaliser in zip(head.places(firsts, j, is_cut), normalisers, strict=True):
-        query_part, key_part = tile(place, normaliser)
+      *gradients, used = zip(*map(tile, head.places(firsts, j, is_cut), normalisers), strict=True)
+      for first, query_part, key_part in zip(firsts, *gradients, strict=True):
         for name, x in by_queries.items():
-          by_queries |= {name: head.set_rows(x, place.first, head.rows(x, place.first) + query_part[name])}
+          by_query = query_part[name] if M > 1 else _after(used, query_part[name])
+          by_queries |= {name: head.set_rows(x, first, head.rows(x, first) + by_query)}
         by_block = jax.tree.map(jnp.add, by_block, key_part)
       return by_queries, by_block
 
@@ -180,9 +185,15 @@ def _backward_head(
   ), by_keys["value"][0]
 
 
-def _after(first: jax.Array, x: jax.Array) -> jax.Array:
-  """`x`, in a form that XLA:CPU computes after `first`: no number is greater than infinity."""
-  return x + (first[0, 0] > jnp.inf).astype(x.dtype)
+def _after(tiles: Any, x: jax.Array) -> jax.Array:
+  """`x`, in a form that XLA:CPU computes after `tiles`: no number is greater than infinity.
+
+  What comes after all tiles of a step keeps each of them from lying where another one was, for which one part of the
+  step would wait for another. In the backward pass, tiles of several components take more memory than that is worth.
+  """
+  if dispatch.platform() != "cpu":
+    return x
+  return x + (jnp.max(jnp.stack([tile[0, 0] for tile in jax.tree.leaves(tiles)])) > jnp.inf).astype(x.dtype)
 
 
 def _with_ones(x: jax.Array, axis: int) -> jax.Array:
