@@ -177,8 +177,15 @@ def test_hessian_of_the_reference():
   np.testing.assert_allclose(hessian, hessian.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["xla", pytest.param("reference", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("axis_type", ["auto", "explicit"])
+@pytest.mark.parametrize(
+  ("implementation", "axis_type"),
+  [
+    ("xla", "auto"),
+    pytest.param("xla", "explicit", marks=pytest.mark.slow),
+    pytest.param("reference", "auto", marks=pytest.mark.slow),
+    pytest.param("reference", "explicit", marks=pytest.mark.slow),
+  ],
+)
 def test_sharding(implementation, axis_type):
   """Batch and heads over eight devices: equal results, shardings that propagate, no gathering, also under shard_map."""
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

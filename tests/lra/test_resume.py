@@ -4,6 +4,8 @@ import json
 import random
 import signal
 
+import pytest
+
 from tests.lra import small
 
 # Checkpoints at 40, 50, 80, 100 and 120, records at multiples of 7, and dropout.
@@ -61,20 +63,23 @@ def kill_when(moment, command, workdir):
   assert moment(workdir), "it was killed at another moment"
 
 
-def test_killed_at_three_moments(tmp_path):
+@pytest.mark.parametrize(
+  "moments", [[saving], pytest.param([between_checkpoints, evaluating, saving], marks=pytest.mark.slow)], ids=len
+)
+def test_killed(tmp_path, moments):
   write_reviews(tmp_path / "raw")
   prepared = small.prepare_raw("text", tmp_path)
   reference, killed = tmp_path / "reference", tmp_path / "killed"
   with small.start(small.command(ARG, reference, prepared, "text")) as never_stopped:
     command = small.command(ARG, killed, prepared, "text")
-    for moment in (between_checkpoints, evaluating, saving):
+    for moment in moments:
       kill_when(moment, command, killed)
     assert max(small.checkpoints(killed)) in (80, 100) and small.records(killed, "valid")
     done = small.run(command)
     out, err = never_stopped.communicate(timeout=300)
   assert (never_stopped.returncode, done.returncode) == (0, 0), (err, done.stderr)
   assert not torn(killed), "what a kill left behind is removed"
-  assert len((killed / "environment.jsonl").read_text().splitlines()) == 4
+  assert len((killed / "environment.jsonl").read_text().splitlines()) == len(moments) + 1
 
   small.assert_same_run(killed, reference)
   assert done.stdout.splitlines()[:2] == out.splitlines()[:2]  # parameters, steps and accuracies

@@ -54,7 +54,14 @@ def test_all_notebooks_are_known():
   assert {path.stem for path in execution.FOLDER.glob("*.ipynb")} == set(execution.NAMES) == set(TINY)
 
 
-@every_notebook
+@pytest.mark.parametrize(
+  "name",
+  [
+    "mgk_in_five_minutes",
+    "lra_listops",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("language_model", "kernels")),
+  ],
+)
 def test_runs_at_a_tiny_size(name):
   notebook = execution.read(name)
   settings = notebook.cells[execution.tagged(notebook, "parameters")].source
