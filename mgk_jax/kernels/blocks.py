@@ -217,24 +217,22 @@ class Head:
       return column
     return bias[None] if column is None else self.pad_columns(column) + bias
 
-  def loop(self, ranges: Ranges, step: Callable[..., Any], carry: Any, ahead: Callable[..., Any] | None = None) -> Any:
+  def loop(
+    self, ranges: Ranges, step: Callable[..., Any], carry: Any, ahead: Callable[[jax.Array | int], Any] | None = None
+  ) -> Any:
     """`carry` after `step(is_cut, block, carry)` for every block of the ranges.
 
-    With `ahead` it is `step(is_cut, block, carry, ahead(block))`, which returns the carry and what it used; of the next
-    block, `ahead(block, used)` is computed in the same step.
+    With `ahead` it is `step(is_cut, block, carry, ahead(block))`, the last of which is computed in the step before.
     """
     for first, last, is_cut in ranges:
       if self.needs_loops:
         last = lax.optimization_barrier(jnp.int32(last))
       if ahead is None:
         carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
-        continue
-
-      def step_and_ahead(i, carry, is_cut=is_cut):
-        carry, used = step(is_cut, i, *carry)
-        return carry, ahead(i + 1, used)
-
-      carry, _ = lax.fori_loop(first, last, step_and_ahead, (carry, ahead(first)))
+      else:
+        carry, _ = lax.fori_loop(
+          first, last, lambda i, x, is_cut=is_cut: (step(is_cut, i, *x), ahead(i + 1)), (carry, ahead(first))
+        )
     return carry
 
   def full(self, shape: tuple[int, ...], fill: float = 0) -> jax.Array:

@@ -120,11 +120,10 @@ def _backward_head(
     ones = jnp.repeat(jnp.eye(C, dtype=head.query.dtype), head.key_size, axis=1)
     key_BHK = jnp.concatenate([key_BHK, jnp.broadcast_to(ones, (key_blocks, *ones.shape))], axis=1)
 
-  def parts_of(i, used=None):
+  def parts_of(i):
     # Computed a step before: what a loop carries is there when a step begins, so that its chains begin side by side,
     # and is an array of its own. XLA:CPU does not vectorise a loop over several tiles that slices a row for each.
-    parts = [(part, head.rows(log_normaliser, part)) for part in head.parts(i)]
-    return [(part, _after(used, normaliser)) for part, normaliser in parts] if used and C > 1 else parts
+    return [(part, head.rows(log_normaliser, part)) for part in head.parts(i)]
 
   def key_block(_, j, carry):
     value_block, key_HK = (lax.dynamic_index_in_dim(x, j, keepdims=False) for x in (value, key_BHK))
@@ -134,7 +133,9 @@ def _backward_head(
       scores = head.scores(place, allowed=head.allowed(place))
       weights = tiles.weights(scores, normaliser, head.options.estep, mixing, exp)
       by_value = (weights if dropout is None else weights * dropout) @ head.rows(by_out, first, 0)
-      by_used = head.shorten(value_block, place) @ head.rows(by_out_VT, first)
+      by_out_VQ = head.rows(by_out_VT, first)
+      # With several components the weights are a tile of their own: used first, they leave its memory to the next one.
+      by_used = head.shorten(value_block, place) @ (by_out_VQ if C == 1 else _after([by_value], by_out_VQ))
       by_weight = (by_used if dropout is None else by_used * dropout) - head.rows(mean_by_weight, first)
       gradient = tiles.backward(scores, normaliser, by_weight, head.options.estep, mixing, exp)
       by_product = tiles.by_product(gradient, C)
@@ -160,7 +161,7 @@ def _backward_head(
           by_query = query_part[name] if M > 1 else _after(used, query_part[name])
           by_queries |= {name: head.set_rows(x, first, head.rows(x, first) + by_query)}
         by_block = jax.tree.map(jnp.add, by_block, key_part)
-      return (by_queries, by_block), used
+      return by_queries, by_block
 
     by_queries, by_keys = carry
     by_block = {name: head.full(x.shape[1:]) for name, x in by_keys.items()}
@@ -188,8 +189,7 @@ def _after(tiles: Any, x: jax.Array) -> jax.Array:
   """`x`, in a form that XLA:CPU computes after `tiles`: no number is greater than infinity.
 
   What comes after all tiles of a step keeps each of them from lying where another one was, for which one part of the
-  step would wait for another. In the backward pass that is dq with one component, and what the next step begins with if
-  there are products of several; where components share one, it gains nothing.
+  step would wait for another. In the backward pass, tiles of several components take more memory than that is worth.
   """
   if dispatch.platform() != "cpu":
     return x

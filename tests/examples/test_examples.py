@@ -50,6 +50,7 @@ def test_encoder_decoder(capsys):
   assert len(reversed_texts) >= 2
 
 
+@pytest.mark.slow
 def test_vit(tmp_path):
   drawn = main("vit")(["--steps=120", "--layers=1", "--heads=1", "--batch=32", "--attention=mgk"])
   assert drawn > 0.6  # guessing gives 0.25
