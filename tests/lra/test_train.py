@@ -122,9 +122,8 @@ def test_the_best_checkpoint_is_tested_and_not_the_last(tmp_path):
     label = b"1.0" if "train" in path.name else b"0.0"
     path.write_bytes(b"".join(label + row[3:] for row in rows))
   prepared = small.prepare_raw("retrieval", tmp_path)
-  config = small.get_config(
-    "retrieval", "smgk,estep=hard,implementation=reference,length=64,batch=3,steps=8,eval_every=2"
-  )
+  options = "smgk,estep=hard,implementation=reference,remat=true,length=64,batch=3,steps=8,eval_every=2"
+  config = small.get_config("retrieval", options)
   summary = train.train(config, tmp_path / "run", prepared_dir=prepared)
   valid = small.records(tmp_path / "run", "valid")
   assert list(valid) == [2, 4, 6, 8]
