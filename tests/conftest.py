@@ -23,7 +23,7 @@ def pytest_unconfigure():
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def optimised():
   """For tests that hold kernels to their definition: compiled as for users."""
   before = jax.config.read("jax_disable_most_optimizations")

@@ -8,6 +8,8 @@ import mgk_jax
 from tests.kernels import definition, pairwise, problem
 from tests.kernels.problem import Case
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 LENGTHS = (1, 7, 64, 65, 130)
 MIXTURES = [
   Case(**row)
@@ -52,14 +54,7 @@ SEVERAL_BLOCKS = [
 
 
 @pytest.mark.parametrize("implementation", problem.IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", MIXTURES, ids=str)
-def test_all_pairs_of_options(case, implementation):
-  problem.check(problem.make(case, seed=case.T + case.S), implementation)
-
-
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("implementation", problem.IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", SOFTMAX + SEVERAL_BLOCKS, ids=str)
+@pytest.mark.parametrize("case", MIXTURES + SOFTMAX + SEVERAL_BLOCKS, ids=str)
 def test_values_and_gradients(case, implementation):
   problem.check(problem.make(case, seed=case.T + case.S), implementation)
 

@@ -16,10 +16,7 @@ from lra import evaluate, train
 from mgk_jax import training
 from tests.lra import small
 
-ARG = (
-  "mgk,prior=em,implementation=reference,source=files,length=48,batch=5,steps=8,eval_every=2,checkpoint_every=1,"
-  "pooling=masked_mean"
-)
+ARG = "mgk,prior=em,source=files,length=48,batch=5,steps=8,eval_every=2,checkpoint_every=1,pooling=masked_mean"
 
 
 @pytest.fixture

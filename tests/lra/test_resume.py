@@ -10,7 +10,7 @@ from tests.lra import small
 
 # Checkpoints at 40, 50, 80, 100 and 120, records at multiples of 7, and dropout.
 ARG = (
-  "mgk,prior=em,implementation=reference,length=24,steps=120,warmup=20,eval_every=50,checkpoint_every=40,log_every=7,"
+  "mgk,prior=em,length=24,steps=120,warmup=20,eval_every=50,checkpoint_every=40,log_every=7,"
   "dropout=0.1,attention_dropout=0.1"
 )
 

@@ -122,8 +122,7 @@ def test_the_best_checkpoint_is_tested_and_not_the_last(tmp_path):
     label = b"1.0" if "train" in path.name else b"0.0"
     path.write_bytes(b"".join(label + row[3:] for row in rows))
   prepared = small.prepare_raw("retrieval", tmp_path)
-  options = "smgk,estep=hard,implementation=reference,remat=true,length=64,batch=3,steps=8,eval_every=2"
-  config = small.get_config("retrieval", options)
+  config = small.get_config("retrieval", "smgk,estep=hard,remat=true,length=64,batch=3,steps=8,eval_every=2")
   summary = train.train(config, tmp_path / "run", prepared_dir=prepared)
   valid = small.records(tmp_path / "run", "valid")
   assert list(valid) == [2, 4, 6, 8]
@@ -143,7 +142,7 @@ def test_the_amount_of_padding_does_not_matter(tmp_path):
   prepared = small.prepare_generated(tmp_path / "prepared")
   runs = {}
   for pad_to in (0, 24):
-    arguments = f"mgk,prior=em,length=40,pad_to={pad_to},dropout=0,attention_dropout=0,log_every=1,lr=1e-3"
+    arguments = f"smgk,prior=em,length=40,pad_to={pad_to},dropout=0,attention_dropout=0,log_every=1,lr=1e-3"
     summary = train.train(small.get_config("listops", arguments), tmp_path / f"{pad_to}", prepared_dir=prepared)
     metrics = [small.records(tmp_path / f"{pad_to}", split) for split in ("train", "valid")]
     runs[pad_to] = [list(record.values()) for records in metrics for record in records.values()]

@@ -10,7 +10,7 @@ from lra import listops, train, trained
 from mgk_jax import training
 from tests.lra import small
 
-ARG = "mgk,prior=em,implementation=reference,dropout=0.5,steps=4,eval_every=2,batch=4"
+ARG = "mgk,prior=em,dropout=0.5,steps=4,eval_every=2,batch=4"
 
 
 def test_parameters_and_variables_are_those_of_the_checkpoint(tmp_path):
