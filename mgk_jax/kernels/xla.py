@@ -80,7 +80,9 @@ def _forward_head(head: Head, value_SV: jax.Array) -> tuple[jax.Array, jax.Array
       return peak, total_VQ + update, [scores[0], weights]
 
     def key_block(is_cut, j, carry):
-      sums = [tile(place, *sums) for place, sums in zip(head.places(parts, j, is_cut), carry, strict=True)]
+      # XLA takes what does not depend on j out of the loop: with a single block the scores, one part after the other.
+      here = [jnp.minimum(part, part + j) for part in parts]
+      sums = [tile(place, *sums) for place, sums in zip(head.places(here, j, is_cut), carry, strict=True)]
       peaks, totals, used = zip(*sums, strict=True)
       return [(_after(used, peak), total_VQ) for peak, total_VQ in zip(peaks, totals, strict=True)]
 
@@ -149,7 +151,11 @@ def _backward_head(
         by_queries["row"] = row_part
       if head.has_column:
         by_keys["column"] = column_part.reshape(-1)
-      used = [by_used, weights, by_product, by_query, by_keys["key"], by_value]
+      used: list[jax.Array] = []
+      if M == 1:
+        used = [by_used, weights, by_product, by_query, by_keys["key"], by_value]
+      elif C > 1:
+        used = [by_product]
       return by_queries, {name: head.lengthen(x, place) for name, x in by_keys.items()}, used
 
     def query_block(is_cut, _, carry, parts):
@@ -158,7 +164,7 @@ def _backward_head(
       *gradients, used = zip(*map(tile, head.places(firsts, j, is_cut), normalisers), strict=True)
       for first, query_part, key_part in zip(firsts, *gradients, strict=True):
         for name, x in by_queries.items():
-          by_query = query_part[name] if M > 1 else _after(used, query_part[name])
+          by_query = _after(used, query_part[name])
           by_queries |= {name: head.set_rows(x, first, head.rows(x, first) + by_query)}
         by_block = jax.tree.map(jnp.add, by_block, key_part)
       return by_queries, by_block
@@ -189,11 +195,13 @@ def _after(tiles: Any, x: jax.Array) -> jax.Array:
   """`x`, in a form that XLA:CPU computes after `tiles`: no number is greater than infinity.
 
   What comes after all tiles of a step keeps each of them from lying where another one was, for which one part of the
-  step would wait for another. In the backward pass, tiles of several components take more memory than that is worth.
+  step would wait for another. In the backward pass, where tiles of several components take more memory, that is worth
+  it for the derivatives alone, and where components share a product for none.
   """
-  if dispatch.platform() != "cpu":
+  leaves = jax.tree.leaves(tiles)
+  if dispatch.platform() != "cpu" or not leaves:
     return x
-  return x + (jnp.max(jnp.stack([tile[0, 0] for tile in jax.tree.leaves(tiles)])) > jnp.inf).astype(x.dtype)
+  return x + (jnp.max(jnp.stack([tile[0, 0] for tile in leaves])) > jnp.inf).astype(x.dtype)
 
 
 def _with_ones(x: jax.Array, axis: int) -> jax.Array:
