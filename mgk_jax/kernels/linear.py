@@ -80,7 +80,9 @@ def mixture_linear_attention(
   where = masking.make(mask, is_causal, query_seq_lengths, key_value_seq_lengths, dims, segment_ids)
   phi = feature_maps.resolve(feature_map, dims.H)
 
-  query_BTNF, key_BSNF, log_weight_BSN = linear_features.query_and_key_features(phi, query, key, log_prior)
+  query_BTNF, key_BSNF, log_weight_BSN = linear_features.query_and_key_features(
+    phi, query, key, log_prior, scale_cancels=True
+  )
   if log_weight_BSN is not None and log_weight_BSN.shape[1] == 1:
     log_weight_BSN = None  # the same for all positions, so that it cancels
   operands = (query_BTNF, key_BSNF, value.astype(query_BTNF.dtype), log_weight_BSN, where, dims)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from mgk_jax.kernels import checks, dispatch, feature_maps, linear_causal, linear_features, masking
 from mgk_jax.kernels.feature_maps import FeatureMapLike
+from mgk_jax.kernels.heads import vary_alike
 
 
 @jax.tree_util.register_dataclass
@@ -143,8 +144,24 @@ def summarise(key_BSNF: jax.Array, value_BSNV: jax.Array, log_weight_BSN: jax.Ar
   # whole, which on CPUs takes less time than what else XLA does to multiply them.
   value_BSNV = jnp.concatenate([value_BSNV, jnp.ones_like(value_BSNV[..., :1])], axis=-1)
   key_BNSF, value_BNSV = jnp.einsum("bsnf->bnsf", key_BSNF), jnp.einsum("bsnv->bnsv", value_BSNV)
-  sums_BNFV = jnp.einsum("bnsf,bnsv->bnfv", key_BNSF, value_BNSV)
+  sums_BNFV = _sum_over_keys(*vary_alike((key_BNSF, value_BNSV)))
   return LinearState(sums_BNFV[..., :-1], sums_BNFV[..., -1], peak_BN)
+
+
+@jax.custom_vjp
+def _sum_over_keys(key_BNSF: jax.Array, value_BNSV: jax.Array) -> jax.Array:
+  """Σ_j Φ_j v_jᵀ, [B, N, F, V]."""
+  return jnp.einsum("bnsf,bnsv->bnfv", key_BNSF, value_BNSV)
+
+
+def _by_keys_and_values(operands: tuple[jax.Array, jax.Array], by_sums_BNFV: jax.Array) -> tuple[jax.Array, jax.Array]:
+  # As products with the positions first. JAX's own have them last, and XLA:CPU then takes long to read them.
+  key_BNSF, value_BNSV = operands
+  by_key_BNSF = jnp.einsum("bnsv,bnfv->bnsf", value_BNSV, by_sums_BNFV)
+  return by_key_BNSF, jnp.einsum("bnsf,bnfv->bnsv", key_BNSF, by_sums_BNFV)
+
+
+_sum_over_keys.defvjp(lambda key, value: (_sum_over_keys(key, value), (key, value)), _by_keys_and_values)
 
 
 def merge(state: LinearState, other: LinearState) -> LinearState:

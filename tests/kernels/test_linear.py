@@ -54,6 +54,22 @@ def test_reference(case):
   linear_problem.check(linear_problem.make(case, seed=sum(case.size)), "reference")
 
 
+@pytest.mark.parametrize(
+  ("feature_map", "is_causal", "implementation"),
+  [("elu", False, "xla"), ("favor", True, "xla"), ("relu", False, "reference")],
+)
+@pytest.mark.parametrize("off", [(), (0,), (2,), (0, 1), (0, 1, 2)], ids=str)
+def test_components_that_a_head_switches_off(feature_map, is_causal, implementation, off):
+  """One constant on all of a head's log priors cancels, so that their derivatives add up to zero."""
+  point = linear_problem.make(
+    Case(feature_map=feature_map, size=(33, 40), M=3, prior="head", is_causal=is_causal, mask="BNS", dtype="float64")
+  )
+  point.inputs["log_prior"][1, list(off)] = -np.inf
+  _, gradients = linear_problem.check(point, implementation)
+  np.testing.assert_allclose(np.sum(gradients["log_prior"], axis=-1), 0, atol=1e-12)
+  assert np.all(gradients["log_prior"][1, list(off)] == 0) and np.all(gradients["log_prior"][0] != 0)
+
+
 @pytest.mark.parametrize("feature_map", linear_problem.MAPS)
 def test_definition_has_its_gradients_by_central_differences(feature_map):
   case = Case(feature_map=feature_map, size=(3, 4), V=2, N=1, H=2, prior="position", mask="BTS", is_causal=True)
