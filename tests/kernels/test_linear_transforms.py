@@ -16,18 +16,24 @@ from tests.kernels import linear_problem
 from tests.kernels.linear_problem import Case
 from tests.kernels.problem import assert_close
 
-POINT = linear_problem.make(Case(size=(66, 66), prior="position", is_causal=True, lengths="both"))
+POINTS = {
+  "causal": linear_problem.make(Case(size=(66, 66), prior="position", is_causal=True, lengths="both")),
+  "all keys": linear_problem.make(Case(size=(33, 40), prior="position", lengths="both")),
+}
 
 
-@pytest.mark.parametrize("implementation", linear_problem.IMPLEMENTATIONS)
-def test_vmap_grad_and_checkpoint(implementation):
-  inputs = linear_problem.device_inputs(POINT)
-  cotangent = jnp.asarray(POINT.cotangent, jnp.float32)
-  definition = POINT.define()
-  expected, magnitudes = definition.gradients(POINT.cotangent), definition.magnitudes(POINT.cotangent)
+@pytest.mark.parametrize(
+  ("form", "implementation"), [*(("causal", name) for name in linear_problem.IMPLEMENTATIONS), ("all keys", "xla")]
+)
+def test_vmap_grad_and_checkpoint(form, implementation):
+  point = POINTS[form]
+  inputs = linear_problem.device_inputs(point)
+  cotangent = jnp.asarray(point.cotangent, jnp.float32)
+  definition = point.define()
+  expected, magnitudes = definition.gradients(point.cotangent), definition.magnitudes(point.cotangent)
 
   def loss(inputs):
-    out = linear.mixture_linear_attention(**inputs, **POINT.options, implementation=implementation)
+    out = linear.mixture_linear_attention(**inputs, **point.options, implementation=implementation)
     return jnp.sum(out * cotangent), out
 
   both = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), inputs)
@@ -38,9 +44,10 @@ def test_vmap_grad_and_checkpoint(implementation):
     assert np.any(np.abs(mapped[name][1] - expected[name]) > 1e-2 * np.max(magnitudes[name])), name
 
 
-def test_reference_has_second_derivatives():
+@pytest.mark.parametrize("prior", ["position", "head"])
+def test_reference_has_second_derivatives(prior):
   """Forward over reverse, against differences of the definition's hand-derived gradients."""
-  point = linear_problem.make(Case(size=(5, 6), prior="position", dtype="float64", mask="TS"), seed=2)
+  point = linear_problem.make(Case(size=(5, 6), prior=prior, dtype="float64", mask="TS"), seed=2)
   rng = np.random.default_rng(1)
   direction = {name: rng.standard_normal(x.shape) for name, x in point.inputs.items()}
 
@@ -124,7 +131,18 @@ for is_causal, axis_type in ((True, AxisType.Auto), (True, AxisType.Explicit), (
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
   names = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
   assert not re.findall(names, compiled.as_text()), (is_causal, axis_type)
-print("three forms")
+
+with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)):
+  # Each device has keys of its own, and all of an axis the same values.
+  query, key, value, _ = arrays
+  shared = P(None, None, "model")
+  attention = lambda query, key, value: linear.mixture_linear_attention(query, key, value, implementation="xla")
+  mapped = jax.shard_map(attention, in_specs=(specs[0], specs[1], shared), out_specs=specs[0])
+  by_value = jax.jit(jax.grad(lambda value: jnp.sum(mapped(query, key, value) ** 2)))(value[:1])
+repeated = lambda value: jnp.broadcast_to(value, (4, *value.shape[1:]))
+expected = jax.jit(jax.grad(lambda value: jnp.sum(attention(query, key, repeated(value)) ** 2)))(value[:1])
+np.testing.assert_allclose(by_value, expected, rtol=1e-4, atol=1e-4)
+print("four forms")
 """
 
 
@@ -133,4 +151,4 @@ def test_sharding_over_batch_and_heads_needs_no_communication():
   root = pathlib.Path(__file__).parents[2]
   command = [sys.executable, "-c", SHARDED]
   result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
-  assert result.returncode == 0 and "three forms" in result.stdout, result.stderr[-3000:]
+  assert result.returncode == 0 and "four forms" in result.stdout, result.stderr[-3000:]
