@@ -54,19 +54,24 @@ def key_features(
   features = _checked(features, key)
   if log_prior is None and scale is None:
     return jnp.sum(features, axis=3), None
-  log_share = jnp.zeros((1, 1, 1, 1), features.dtype)
   is_relative = scale_cancels and log_prior is not None and log_prior.ndim == 2
+  log_shares = [jnp.zeros((1, 1, 1), features.dtype)] * features.shape[3]
   if log_prior is not None:
-    log_share = log_share + (_relative(log_prior) if is_relative else log_prior).astype(features.dtype)
-  if scale is not None:
-    log_share = log_share + lax.stop_gradient(scale).astype(features.dtype)
-  top = lax.stop_gradient(jnp.maximum(jnp.max(log_share, axis=-1, keepdims=True), FLOOR))
-  shares = [jnp.exp(log_share[..., r, None] - top) for r in range(log_share.shape[-1])]
+    log_shares = [share + log_prior[..., r].astype(features.dtype) for r, share in enumerate(log_shares)]
   if is_relative:
-    shares[0] = lax.stop_gradient(shares[0])
+    first = jnp.where(jnp.isfinite(log_shares[0]), log_shares[0], 0)
+    nothing = lax.stop_gradient(first) - first  # with which the others carry the derivatives by the first
+    log_shares = [lax.stop_gradient(log_shares[0]), *(share + nothing for share in log_shares[1:])]
+  if scale is not None:
+    scale = lax.stop_gradient(scale).astype(features.dtype)
+    log_shares = [share + scale[..., r] for r, share in enumerate(log_shares)]
+  top = lax.stop_gradient(functools.reduce(jnp.maximum, log_shares, jnp.full((), FLOOR, features.dtype)))
+  shares = [jnp.exp(share - top)[..., None] for share in log_shares]
+  if is_relative:
+    shares[1:] = [spread(jnp.broadcast_to(share, (*features.shape[:3], 1)), features.shape[-1]) for share in shares[1:]]
   # Term by term: XLA:CPU takes twice as long for a weighted sum over an inner axis.
   mixed = [share * features[:, :, :, r] for r, share in enumerate(shares)]
-  return functools.reduce(jnp.add, mixed), top[..., 0]
+  return functools.reduce(jnp.add, mixed), top
 
 
 def hide_keys(
@@ -89,16 +94,12 @@ def divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
   """
   alive = jnp.abs(denominator) >= float(jnp.finfo(denominator.dtype).tiny) ** 0.5
   inverse = jnp.where(alive, 1 / jnp.where(alive, denominator, 1), 0)
-  # A product with ones, so that the derivative by the denominator is one too: XLA:CPU takes long to sum over V.
-  ones = jnp.ones((1, numerator.shape[-1]), inverse.dtype)
-  return numerator * jnp.matmul(inverse, ones, precision=lax.Precision.HIGHEST)
+  return numerator * spread(inverse, numerator.shape[-1])
 
 
-def _relative(log_prior_NM: jax.Array) -> jax.Array:
-  """The same log priors, of which the others of a head carry the derivatives by its first one."""
-  first, others = log_prior_NM[:, :1], log_prior_NM[:, 1:]
-  constant = jnp.where(jnp.isfinite(first), first, 0)
-  return jnp.concatenate([first, others + (lax.stop_gradient(constant) - constant)], axis=1)
+def spread(x: jax.Array, count: int) -> jax.Array:
+  """[..., 1] → [..., count], by a product with ones, so that its derivative is one too: XLA:CPU takes long to sum."""
+  return jnp.matmul(x, jnp.ones((1, count), x.dtype), precision=lax.Precision.HIGHEST)
 
 
 def _checked(features: jax.Array, x: jax.Array) -> jax.Array:
