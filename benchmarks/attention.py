@@ -4,10 +4,10 @@
     python -m benchmarks.attention --sections heads --length 2048 --batch 1
     python -m benchmarks.attention --sections long          # what causal MLK takes up to 131,072 tokens
 
-Mixture models have half the heads of the baselines, as in the paper. Contenders take turns in one process and the
-median of their times is shown: trust the ratios, not the milliseconds. FLOPs are those of the matrix products, counted
-from the shapes (forward, backward, and what "xla" computes again instead of storing it). PyTorch's attention takes part
-where it is installed.
+Mixture models have half the heads of the baselines, as in the paper. Contenders and sizes take turns in one process and
+the median of their times is shown: trust the ratios, not the milliseconds. FLOPs are those of the matrix products,
+counted from the shapes (forward, backward, and what "xla" computes again instead of storing it). PyTorch's attention
+takes part where it is installed.
 
 Sections:
     heads           half the heads against all of them, and the claims that are made of it
@@ -61,12 +61,11 @@ def claims(heads: int) -> list[Claim]:
 
 def heads(sizes: Sequence[Sizes], repeats: int, seconds: float = 0.0, save: Path | None = None) -> None:
   """Half the heads against all of them, at every size; then the claims and their ratios. Times go to `save` as well."""
-  found: dict[Sizes, Mapping[str, float]] = {}
   number = sizes[0].heads
   baselines = [f"softmax {number} heads", f"softmax {number} heads, torch", f"linear {number} heads"]
-  for size in sizes:
-    measurements = timing.measure(Attentions(size).all(), repeats, seconds)
-    found[size] = timing.by_name(measurements)
+  groups = timing.measure_groups([Attentions(size).all() for size in sizes], repeats, seconds)
+  found: Mapping[Sizes, Mapping[str, float]] = dict(zip(sizes, map(timing.by_name, groups), strict=True))
+  for size, measurements in zip(sizes, groups, strict=True):
     print(f"\n### {size}\n\n{timing.table(measurements, baselines)}", flush=True)
   rows = [["what", "of", "at most", *(f"B={size.batch} N={size.length}" for size in sizes), "holds"]]
   for claim in claims(number):
@@ -141,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--components", type=int, default=2, help="M (default 2)")
   parser.add_argument("--repeats", type=int, default=15, help="rounds of which the median is taken (default 15)")
   parser.add_argument(
-    "--seconds", type=float, default=30, help="more rounds in heads, causal and padding if they take less (default 30)"
+    "--seconds", type=float, default=60, help="more runs in heads, causal and padding if a size takes less (default 60)"
   )
   parser.add_argument("--save", type=Path, metavar="JSON", help="write the times of the section heads into this file")
   parser.add_argument("--longest", type=int, default=131072, help="N of the training step in long (default 131072)")

@@ -1,9 +1,12 @@
-"""Timing contenders against each other: alternating repeats in one run, medians, ratios."""
+"""Timing contenders against each other: alternating repeats in one run on cores that stay awake, medians, ratios."""
 
+import contextlib
 import dataclasses
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,35 +74,85 @@ def gradient(
   return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
 
 
-def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:
-  """Prepares all contenders, then runs each of them once in each of `repeats` rounds, or more if these are short.
+# Gives way to everything else, and ends with the process that has started it.
+STAY_AWAKE = """
+import os, sys
+core, parent = map(int, sys.argv[1:])
+os.sched_setaffinity(0, {core})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == parent:
+  sum(range(100_000))
+"""
 
-  Rounds have an order of their own, since what ran just before may slow a program down.
+
+@contextlib.contextmanager
+def awake_cores() -> Iterator[list[subprocess.Popen[bytes]]]:
+  """Keeps all cores busy with nothing, where the system (Linux) knows processes that run when no other wants to.
+
+  A core that falls asleep between two operations takes a while to wake up, on virtual machines as long as a small
+  operation, and how long depends on who else uses the host.
+  """
+  cores = os.sched_getaffinity(0) if hasattr(os, "SCHED_IDLE") else set()
+  command = [sys.executable, "-I", "-S", "-c", STAY_AWAKE]
+  processes = [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in sorted(cores)]
+  try:
+    yield processes
+  finally:
+    for process in processes:
+      process.kill()
+      process.wait()
+
+
+def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:
+  """`measure_groups` of contenders that are all compared with each other."""
+  return measure_groups([contenders], repeats, seconds)[0]
+
+
+def measure_groups(
+  groups: Sequence[Sequence[Contender]], repeats: int, seconds: float = 0.0
+) -> list[list[Measurement]]:
+  """Prepares all contenders, then runs those of each group in turns, once in each of `repeats` rounds or more often.
+
+  All groups have their turn in each round, so that what slows a machine down for a while does not meet one group alone.
+  Turns have an order of their own, since what ran just before may slow a program down.
 
   Args:
-    contenders: what is measured.
-    repeats: rounds, at least.
-    seconds: that the rounds are to take together, at least: short programs vary more.
+    groups: what is measured; the contenders of a group run one after the other.
+    repeats: rounds.
+    seconds: that each group's turns are to take together, at least: short programs vary more.
   """
   quiet = not sys.stderr.isatty()
-  programs = [contender.prepare() for contender in tqdm(contenders, "compiling", disable=quiet, leave=False)]
-  records: list[list[float]] = [[] for _ in contenders]
-  for program in programs:  # warms up
-    program.run()
-    time.sleep(program.rest)
-  order, begin = np.random.default_rng(0), time.perf_counter()
-  with tqdm(total=repeats, desc="measuring", disable=quiet, leave=False) as progress:
-    while len(records[0]) < repeats or time.perf_counter() - begin < seconds:
-      for i in order.permutation(len(programs)):
-        start = time.perf_counter()
-        programs[i].run()
-        records[i].append(time.perf_counter() - start)
-        time.sleep(programs[i].rest)
-      progress.update()
+  with tqdm(total=sum(map(len, groups)), desc="compiling", disable=quiet, leave=False) as progress:
+    programs = [[_warmed_up(contender, progress) for contender in group] for group in groups]
+  records: list[list[list[float]]] = [[[] for _ in group] for group in groups]
+  order = np.random.default_rng(0)
+  with awake_cores(), tqdm(total=repeats * len(groups), desc="measuring", disable=quiet, leave=False) as progress:
+    for _ in range(repeats):
+      for group, record in zip(programs, records, strict=True):
+        begin, is_due = time.perf_counter(), True
+        while is_due:
+          for i in order.permutation(len(group)):
+            start = time.perf_counter()
+            group[i].run()
+            record[i].append(time.perf_counter() - start)
+            time.sleep(group[i].rest)
+          is_due = time.perf_counter() - begin < seconds / repeats
+        progress.update()
   return [
-    Measurement(contender, float(np.median(record)), program.temporary_bytes)
-    for contender, program, record in zip(contenders, programs, records, strict=True)
+    [
+      Measurement(contender, float(np.median(times)), program.temporary_bytes)
+      for contender, program, times in zip(*group, strict=True)
+    ]
+    for group in zip(groups, programs, records, strict=True)
   ]
+
+
+def _warmed_up(contender: Contender, progress: tqdm) -> Program:
+  program = contender.prepare()
+  program.run()
+  time.sleep(program.rest)
+  progress.update()
+  return program
 
 
 def by_name(measurements: Sequence[Measurement]) -> Mapping[str, float]:

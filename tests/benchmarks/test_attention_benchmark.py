@@ -1,7 +1,9 @@
 """The benchmark runs, and its ratios are those of its times."""
 
 import json
+import os
 import re
+import time
 
 import pytest
 
@@ -42,9 +44,30 @@ def test_short_programs_run_more_often(monkeypatch):
   monkeypatch.setattr(timing.time, "perf_counter", lambda: float(len(ran)))
   program = Contender("a", lambda: Program(lambda: ran.append("a")))
   assert timing.measure([program], repeats=2, seconds=5)[0].seconds == 1
-  assert len(ran) == 1 + 5
+  assert len(ran) == 1 + 2 * 3
   timing.measure([program], repeats=7, seconds=5)
-  assert len(ran) == 6 + 1 + 7
+  assert len(ran) == 7 + 1 + 7
+
+
+def test_groups_take_turns(monkeypatch):
+  ran = []
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: float(len(ran)))
+  groups = [
+    [Contender(name, lambda name=name: Program(lambda: ran.append(name))) for name in names] for names in ("ab", "c")
+  ]
+  (a, b), (c,) = timing.measure_groups(groups, repeats=3, seconds=6)
+  assert [m.contender.name for m in (a, b, c)] == ["a", "b", "c"]
+  assert [sorted(ran[i : i + 4]) for i in range(3, 15, 4)] == [["a", "b", "c", "c"]] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has processes of idle priority")
+def test_cores_are_kept_awake_only_while_measuring():
+  with timing.awake_cores() as processes:
+    while any(os.sched_getscheduler(process.pid) != os.SCHED_IDLE for process in processes):
+      assert all(process.poll() is None for process in processes)
+      time.sleep(0.01)
+    assert set.union(*(os.sched_getaffinity(process.pid) for process in processes)) == os.sched_getaffinity(0)
+  assert all(process.returncode is not None for process in processes)
 
 
 def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
@@ -53,7 +76,9 @@ def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(
     attention.Attentions, "all", lambda self: [Contender(name, lambda: Program(print)) for name in names]
   )
-  monkeypatch.setattr(timing, "measure", lambda cs, *_: [Measurement(c, next(seconds), None) for c in cs])
+  monkeypatch.setattr(
+    timing, "measure_groups", lambda groups, *_: [[Measurement(c, next(seconds), None) for c in cs] for cs in groups]
+  )
   attention.heads([attention.Sizes(1, 8), attention.Sizes(1, 16)], repeats=1, save=tmp_path / "saved.json")
   found = rows(capsys.readouterr().out)
   assert ["sMGK 2 heads", "softmax 4 heads", "0.6", "0.50", "0.70", "no"] in found
