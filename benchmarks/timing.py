@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -74,33 +75,31 @@ def gradient(
   return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
 
 
-# Gives way to everything else, and ends with the process that has started it.
-STAY_AWAKE = """
-import os, sys
-core, parent = map(int, sys.argv[1:])
-os.sched_setaffinity(0, {core})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == parent:
-  sum(range(100_000))
-"""
-
-
 @contextlib.contextmanager
-def awake_cores() -> Iterator[list[subprocess.Popen[bytes]]]:
-  """Keeps all cores busy with nothing, where the system (Linux) knows processes that run when no other wants to.
+def awake_cores() -> Iterator[list[threading.Thread]]:
+  """Keeps all cores busy with nothing, where the system (Linux) knows threads that run when no other wants to.
 
   A core that falls asleep between two operations takes a while to wake up, on virtual machines as long as a small
   operation, and how long depends on who else uses the host.
   """
+  done = threading.Event()
+
+  def stay_awake(core: int) -> None:
+    os.sched_setaffinity(0, {core})  # 0 is the thread that calls
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while not done.is_set():
+      hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # something to compute without Python's lock
+
   cores = os.sched_getaffinity(0) if hasattr(os, "SCHED_IDLE") else set()
-  command = [sys.executable, "-I", "-S", "-c", STAY_AWAKE]
-  processes = [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in sorted(cores)]
+  threads = [threading.Thread(target=stay_awake, args=[core], daemon=True) for core in sorted(cores)]
+  for thread in threads:
+    thread.start()
   try:
-    yield processes
+    yield threads
   finally:
-    for process in processes:
-      process.kill()
-      process.wait()
+    done.set()
+    for thread in threads:
+      thread.join()
 
 
 def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:

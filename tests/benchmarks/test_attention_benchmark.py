@@ -60,14 +60,15 @@ def test_groups_take_turns(monkeypatch):
   assert [sorted(ran[i : i + 4]) for i in range(3, 15, 4)] == [["a", "b", "c", "c"]] * 3
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has processes of idle priority")
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has threads of idle priority")
 def test_cores_are_kept_awake_only_while_measuring():
-  with timing.awake_cores() as processes:
-    while any(os.sched_getscheduler(process.pid) != os.SCHED_IDLE for process in processes):
-      assert all(process.poll() is None for process in processes)
+  with timing.awake_cores() as threads:
+    while any(os.sched_getscheduler(thread.native_id) != os.SCHED_IDLE for thread in threads):
+      assert all(thread.is_alive() for thread in threads)
       time.sleep(0.01)
-    assert set.union(*(os.sched_getaffinity(process.pid) for process in processes)) == os.sched_getaffinity(0)
-  assert all(process.returncode is not None for process in processes)
+    assert set.union(*(os.sched_getaffinity(thread.native_id) for thread in threads)) == os.sched_getaffinity(0)
+    assert os.sched_getscheduler(0) != os.SCHED_IDLE
+  assert not any(thread.is_alive() for thread in threads)
 
 
 def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
