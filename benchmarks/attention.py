@@ -1,6 +1,6 @@
 """Forward and backward pass of the attentions, side by side: time, ratio, temporary memory, FLOPs.
 
-    python -m benchmarks.attention                          # everything: a quarter of an hour
+    python -m benchmarks.attention                          # everything: half an hour
     python -m benchmarks.attention --sections heads --length 2048 --batch 1
     python -m benchmarks.attention --sections long          # what causal MLK takes up to 131,072 tokens
 
