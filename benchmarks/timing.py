@@ -1,18 +1,16 @@
-"""Timing contenders against each other: alternating repeats in one run on cores that stay awake, medians, ratios."""
+"""Timing contenders against each other: alternating repeats in one run, medians, ratios."""
 
-import contextlib
 import dataclasses
-import hashlib
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
+
+LONG = 0.25  # seconds of a run that needs no other before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,33 +73,6 @@ def gradient(
   return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
 
 
-@contextlib.contextmanager
-def awake_cores() -> Iterator[list[threading.Thread]]:
-  """Keeps all cores busy with nothing, where the system (Linux) knows threads that run when no other wants to.
-
-  A core that falls asleep between two operations takes a while to wake up, on virtual machines as long as a small
-  operation, and how long depends on who else uses the host.
-  """
-  done = threading.Event()
-
-  def stay_awake(core: int) -> None:
-    os.sched_setaffinity(0, {core})  # 0 is the thread that calls
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    while not done.is_set():
-      hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # something to compute without Python's lock
-
-  cores = os.sched_getaffinity(0) if hasattr(os, "SCHED_IDLE") else set()
-  threads = [threading.Thread(target=stay_awake, args=[core], daemon=True) for core in sorted(cores)]
-  for thread in threads:
-    thread.start()
-  try:
-    yield threads
-  finally:
-    done.set()
-    for thread in threads:
-      thread.join()
-
-
 def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:
   """`measure_groups` of contenders that are all compared with each other."""
   return measure_groups([contenders], repeats, seconds)[0]
@@ -113,7 +84,8 @@ def measure_groups(
   """Prepares all contenders, then runs those of each group in turns, once in each of `repeats` rounds or more often.
 
   All groups have their turn in each round, so that what slows a machine down for a while does not meet one group alone.
-  Turns have an order of their own, since what ran just before may slow a program down.
+  The order of turns differs, and a short program runs twice in its turn, of which the second run counts: what ran just
+  before may slow a program down.
 
   Args:
     groups: what is measured; the contenders of a group run one after the other.
@@ -125,15 +97,13 @@ def measure_groups(
     programs = [[_warmed_up(contender, progress) for contender in group] for group in groups]
   records: list[list[list[float]]] = [[[] for _ in group] for group in groups]
   order = np.random.default_rng(0)
-  with awake_cores(), tqdm(total=repeats * len(groups), desc="measuring", disable=quiet, leave=False) as progress:
+  with tqdm(total=repeats * len(groups), desc="measuring", disable=quiet, leave=False) as progress:
     for _ in range(repeats):
       for group, record in zip(programs, records, strict=True):
         begin, is_due = time.perf_counter(), True
         while is_due:
           for i in order.permutation(len(group)):
-            start = time.perf_counter()
-            group[i].run()
-            record[i].append(time.perf_counter() - start)
+            record[i].append(_seconds(group[i]))
             time.sleep(group[i].rest)
           is_due = time.perf_counter() - begin < seconds / repeats
         progress.update()
@@ -144,6 +114,21 @@ def measure_groups(
     ]
     for group in zip(groups, programs, records, strict=True)
   ]
+
+
+def _seconds(program: Program) -> float:
+  """How long a run takes right after another one, as in a training loop, or by itself if it takes long anyway.
+
+  What a program needs for its first run after others, or after a pause of its core, says more of those than of itself.
+  """
+  seconds = _run(program)
+  return seconds if seconds > LONG else _run(program)
+
+
+def _run(program: Program) -> float:
+  start = time.perf_counter()
+  program.run()
+  return time.perf_counter() - start
 
 
 def _warmed_up(contender: Contender, progress: tqdm) -> Program:

@@ -1,45 +1,50 @@
-"""One head of one example, cut into blocks of queries and keys, of which only those are visited that hold anything."""
+"""Heads cut into blocks of queries and keys, of which only those are visited that hold anything."""
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import dispatch, dropout as dropout_lib, tiles
+from mgk_jax.kernels import dispatch, dropout as dropout_lib, lanes, tiles
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
-from mgk_jax.kernels.heads import one_by_one, over_heads, vary_alike
+from mgk_jax.kernels.heads import over_heads, vary_alike
+from mgk_jax.kernels.lanes import Index, Keeper, Loop
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
 
-QUERY_BLOCK = 512
-PART = 256  # queries of a tile: the parts of a block are chains of operations that need nothing of each other
-SHORT = 128  # fewer queries are one part
-KEY_BLOCK = 1024
-SMALL_KEY_BLOCK = 512  # smaller steps where blocks past a length cost nothing
-
-
-# First block, one past the last, and whether causality cuts through their tiles.
-Ranges = list[tuple[jax.Array | int, jax.Array | int, bool]]
+QUERY_BLOCK = 256
+KEY_BLOCK = 512
 
 
 class Place(NamedTuple):
-  """Where a tile is: the keys of a block, or the first ones of them, by a part of a block of queries."""
+  """Where a tile is: a block of queries by a block of keys of one head, and whether causality cuts through it."""
 
-  first: jax.Array | int  # query of the part
-  block: jax.Array | int
-  keys: int
-  is_cut: bool  # causality cuts through it
+  example: jax.Array
+  head: jax.Array
+  query_block: jax.Array
+  key_block: jax.Array
+  own: jax.Array  # number among the heads of its lane
+  lane_size: int  # how many heads those are
+  is_cut: bool
+
+
+class Start(NamedTuple):
+  """What a loop over tiles starts with, for each head."""
+
+  shape: tuple[int, ...]
+  fill: float = 0
 
 
 class Limits(NamedTuple):
   """What restricts the pairs of a head, all of it without a gradient. Parts that don't restrict are None.
 
-  With leading axes [B or 1, N or 1] for all heads; without them in a `Head`.
+  All have leading axes [B or 1, N or 1].
   """
 
   key_bias: jax.Array | None  # [S], 0 or −inf
@@ -95,20 +100,17 @@ def can_factor(scores: Scores, limits: Limits) -> jax.Array | None:
 
 
 def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any, ...]) -> Any:
-  """`kernel` on every head, in the factored form where that is safe for all heads of a device, else with all scores.
+  """`kernel` on all heads of a device, in the factored form where that is safe for all of them, else with all scores.
 
   Args:
-    kernel: takes a `Head` and the operands that are not part of it.
+    kernel: takes `Heads` and the operands that are not part of them.
     options: of all heads.
-    operands: scores, anything, limits, what `can_factor` says, and anything.
+    operands: scores, anything, limits, what `can_factor` says, and anything; with axes [B or 1, N or 1].
   """
 
   def run(use_factors: bool, operands: tuple[Any, ...]) -> Any:
-    def one(operands: tuple[Any, ...]) -> Any:
-      scores, first, limits, _, *rest = operands
-      return kernel(Head(scores, limits, options, factored=use_factors), first, *rest)
-
-    return one_by_one(one, operands)
+    scores, first, limits, _, *rest = operands
+    return kernel(Heads(scores, limits, options, factored=use_factors), first, *rest)
 
   def local(operands: tuple[Any, ...]) -> Any:
     factored = operands[3]
@@ -120,250 +122,291 @@ def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any,
   return over_heads(local, operands)
 
 
-class Head:
-  """The operands of one head, padded to whole blocks, and its tiles.
+class Heads:
+  """The operands of all heads that a device holds, padded to whole blocks, and their tiles.
+
+  Arrays have leading axes [B, N], or those that they are given, of which size 1 is broadcast.
 
   Attributes:
     query: [T', H]; T' is T padded.
     query_HT: its transpose, with a row of ones if the keys hold the column terms.
-    key: [blocks, C·keys, H or H + 1] with C = M or 1: all components of a block together, so that one product yields
+    key: [blocks·C·keys, H or H + 1] with C = M or 1: all components of a block together, so that one product yields
       all tiles; on CPUs with the column terms beside them, where there are as many as products.
     products: C.
     row: M arrays [T'], or None.
     column: what is left to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
       between the components in `column`.
-    query_size, key_size: of a tile; a block of queries has `num_parts` tiles, one below the other.
-    query_blocks, key_blocks: how many blocks hold anything.
+    query_size, key_size: of a tile.
     has_row, has_column, has_shared: whether the scores have these terms, and so their gradients.
-    needs_loops: whether XLA must not dissolve a loop over one block. It would fuse what comes before with what happens
-      to the tiles, and XLA:CPU does not vectorise that where several tiles or rows are read at once.
   """
 
   def __init__(self, scores: Scores, limits: Limits, options: Options, *, factored: bool = False):
     self.options, self.limits = options, limits
-    self.T, self.S = scores.query.shape[0], scores.key.shape[1]
-    target = KEY_BLOCK if options.is_causal and self.T > KEY_BLOCK else QUERY_BLOCK
-    self.num_parts = target // PART if self.T >= SHORT else 1
-    self.query_size = _block_size(self.T, target, self.num_parts)
-    together = self.num_parts * self.query_size
-    if options.is_causal:
-      self.key_size = together  # so that causality cuts through one block of keys for each block of queries
+    self.B, self.N, self.T, _ = scores.query.shape
+    self.S = scores.key.shape[3]
+    self.query_size = _block_size(self.T, QUERY_BLOCK)
+    if options.is_causal:  # whole blocks of queries in each of keys: causality cuts through one for each of the former
+      self.key_size = self.query_size * min(KEY_BLOCK // QUERY_BLOCK, -(-self.T // self.query_size))
     else:
-      self.key_size = _block_size(self.S, KEY_BLOCK if limits.key_length is None else SMALL_KEY_BLOCK)
-    self.query_blocks = _block_count(self.T, together, limits.query_length)
-    self.key_blocks = _block_count(self.S, self.key_size, limits.key_length)
+      self.key_size = _block_size(self.S, KEY_BLOCK)
+    self.padded_T, self.padded_S = (
+      -(-length // size) * size for length, size in ((self.T, self.query_size), (self.S, self.key_size))
+    )
 
-    self.query = self.pad_rows(scores.query, 0)
-    self.query_HT = self.query.T
-    self.products = scores.key.shape[0]
-    key = self.pad_columns(scores.key, 1)
+    self.query = self.pad_rows(scores.query, -2)
+    query_HT = jnp.swapaxes(self.query, 2, 3)
+    self.products = scores.key.shape[2]
+    key = self.cut(self.pad_columns(scores.key, -2))
     row, column = scores.row, scores.column
     self.mixing: tiles.Mixing | None = None
     if factored:
       assert row is not None and column is not None
       column, self.mixing = self._factorise(row, column)
       row = None
-    # Arrays of their own: XLA:CPU does not vectorise a loop over a tile that reads several rows of one array.
-    self.row = None if row is None else list(self.pad_rows(row))
+    self.row = None if row is None else _apart(self.pad_rows(row))
     column = self._restrict(column, scores.shared)
-    if column is not None and len(column) == self.products and dispatch.platform() == "cpu":
+    if column is not None and column.shape[2] == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
       # XLA:CPU concatenates it slowly, and cuts slowly once it is there.
-      self.key = jnp.pad(self.cut(key), ((0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
-      self.query_HT = jnp.concatenate([self.query_HT, jnp.ones((1, len(self.query)), self.query.dtype)])
+      key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
+      ones = jnp.ones((self.B, self.N, 1, self.padded_T), self.query.dtype)
+      query_HT = jnp.concatenate([query_HT, ones], axis=2)
       column = None
-    else:
-      self.key = self.cut(key)
-    self.column = None if column is None else list(column)
-    self.num_components = self.products if scores.column is None else scores.column.shape[0]
+    self.key, self.query_HT = key, query_HT
+    self.column = None if column is None else _apart(column)
+    self.num_components = self.products if scores.column is None else scores.column.shape[2]
     self.has_row, self.has_column = scores.row is not None, scores.column is not None
     self.has_shared = scores.shared is not None
-    several = self.products > 1 if options.estep == "soft" else self.mixing is not None
-    self.needs_loops = several and dispatch.platform() == "cpu"
 
-    if limits.query_segments is not None and limits.key_segments is not None:
-      self.query_segments, self.key_segments = (
-        self.pad_rows(limits.query_segments),
-        self.pad_columns(limits.key_segments),
-      )
+    segments = limits.query_segments, limits.key_segments
+    self.segments = None
+    if segments[0] is not None and segments[1] is not None:
+      self.segments = self.pad_rows(segments[0]), self.pad_columns(segments[1])
     mask, rows, columns = limits.pair_mask, limits.dropout_rows, limits.dropout_columns
     if mask is not None:
-      mask = self.pad_rows(mask, 0)
-      mask = mask if mask.shape[1] == 1 else self.pad_columns(mask)
+      mask = self.pad_rows(mask, -2)
+      mask = mask if mask.shape[-1] == 1 else self.pad_columns(mask)
     self.pair_mask = mask
-    self.dropout_rows = None if rows is None else self.pad_rows(rows)
-    self.dropout_columns = None if columns is None else self.pad_columns(columns)
+    self.dropped = None if rows is None or columns is None else (self.pad_rows(rows), self.pad_columns(columns))
 
-  def _factorise(self, row_MT: jax.Array, column_MS: jax.Array) -> tuple[jax.Array, tiles.Mixing]:
-    """ŵ, [1, S], and what is left of u and w; zeros for keys that nobody sees, where it is not bounded."""
-    top = jnp.max(column_MS, axis=0, keepdims=True)
-    unseen = jnp.isneginf(top) if self.limits.key_bias is None else jnp.isneginf(top + self.limits.key_bias)
-    row = self.pad_rows(row_MT - jnp.max(row_MT, axis=0))
-    column = self.pad_columns(jnp.where(unseen, 0, column_MS - top))
+  def _factorise(self, row_BNMT: jax.Array, column_BNMS: jax.Array) -> tuple[jax.Array, tiles.Mixing]:
+    """ŵ, [B, N, 1, S], and what is left of u and w; zeros for keys that nobody sees, where it is not bounded."""
+    top = jnp.max(column_BNMS, axis=2, keepdims=True)
+    bias = self.limits.key_bias
+    unseen = jnp.isneginf(top if bias is None else top + bias[:, :, None])
+    row = self.pad_rows(row_BNMT - jnp.max(row_BNMT, axis=2, keepdims=True))
+    column = self.pad_columns(jnp.where(unseen, 0, column_BNMS - top))
     if self.options.estep == "hard":
-      return top, tiles.Maxima(list(row), list(column))
-    return top, tiles.Factors(list(jnp.exp2(row)), list(jnp.exp2(column)))
+      return top, tiles.Maxima(_apart(row), _apart(column))
+    return top, tiles.Factors(_apart(jnp.exp2(row)), _apart(jnp.exp2(column)))
 
   def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
-    """All that the scores add for each key, −inf at masked keys and at padding."""
+    """All that the scores add for each key, [B, N, M or 1, S'], −inf at masked keys and at padding."""
     bias = self.limits.key_bias
     if shared is not None:
       bias = shared if bias is None else shared + bias
-    padded = -(-self.S // self.key_size) * self.key_size
-    if padded > self.S:
-      bias = self.pad_columns(jnp.zeros(self.S, self.query.dtype) if bias is None else bias, fill=-jnp.inf)
+    if self.padded_S > self.S:
+      bias = jnp.zeros((1, 1, self.S), self.query.dtype) if bias is None else bias
+      bias = self.pad_columns(bias, fill=-jnp.inf)
     if bias is None:
       return column
-    return bias[None] if column is None else self.pad_columns(column) + bias
+    bias = bias[:, :, None]
+    if column is not None:
+      return self.pad_columns(column) + bias
+    return jnp.broadcast_to(bias, (self.B, self.N, *bias.shape[2:]))
 
-  def loop(
-    self, ranges: Ranges, step: Callable[..., Any], carry: Any, ahead: Callable[[jax.Array | int], Any] | None = None
-  ) -> Any:
-    """`carry` after `step(is_cut, block, carry)` for every block of the ranges.
+  def visit(self, step: Callable[[Place, Any, Keeper], Any], state: Any, *, by_queries: bool) -> Any:
+    """The state after `step(place, state, keep)` for all tiles that hold anything, all of a block one after the other.
 
-    With `ahead` it is `step(is_cut, block, carry, ahead(block))`, the last of which is computed in the step before.
+    Args:
+      step: one tile.
+      state: a tree of `Start`.
+      by_queries: whether it is the tiles of a block of queries that follow each other, or those of a block of keys.
+
+    Returns:
+      For each `Start` an array [B, N, *shape].
     """
-    for first, last, is_cut in ranges:
-      if self.needs_loops:
-        last = lax.optimization_barrier(jnp.int32(last))
-      if ahead is None:
-        carry = lax.fori_loop(first, last, functools.partial(step, is_cut), carry)
-      else:
-        carry, _ = lax.fori_loop(
-          first, last, lambda i, x, is_cut=is_cut: (step(is_cut, i, *x), ahead(i + 1)), (carry, ahead(first))
-        )
-    return carry
+    count = self.B * self.N
+    if not count:
+      return _map_starts(lambda start: jnp.zeros((self.B, self.N, *start.shape), self.query.dtype), state)
+    ends = [count * i // lanes.num_lanes(count) for i in range(lanes.num_lanes(count) + 1)]
+    parts = list(itertools.pairwise(ends))
+    visited = self.visited(by_queries=by_queries)
+    every_one = not self.options.is_causal and self.limits.query_length is None and self.limits.key_length is None
 
-  def full(self, shape: tuple[int, ...], fill: float = 0) -> jax.Array:
-    """A constant to start a loop's carry with."""
-    return vary_alike((jnp.full(shape, fill, self.query.dtype), self.query))[0]
+    def start(first: int, last: int) -> Any:
+      def full(start: Start) -> jax.Array:
+        own, *rest = start.shape
+        return vary_alike((jnp.full(((last - first) * own, *rest), start.fill, self.query.dtype), self.query))[0]
+
+      return _map_starts(full, state)
+
+    def loop(is_cut: bool, visited: jax.Array, first: int, last: int) -> Loop:
+      own = visited[first:last]
+      chosen = jnp.arange(own.size) if every_one else jnp.flatnonzero(own, size=own.size)
+      numbers = jnp.unravel_index(chosen, own.shape)
+      # Tables for what a step would have to divide for, which XLA:CPU does in memory that lanes share.
+      tables = jnp.stack([(first + numbers[0]) // self.N, (first + numbers[0]) % self.N, *numbers]).astype(jnp.int32)
+
+      def one(index: jax.Array, state: Any, keep: Keeper) -> Any:
+        example, head, own, *blocks = (
+          lax.dynamic_index_in_dim(table, index, keepdims=False, allow_negative_indices=False) for table in tables
+        )
+        query_block, key_block = blocks if by_queries else blocks[::-1]
+        return step(Place(example, head, query_block, key_block, own, last - first, is_cut), state, keep)
+
+      return Loop(jnp.sum(own), one)
+
+    results = lanes.run([[loop(*kind, *ends) for kind in visited] for ends in parts], [start(*ends) for ends in parts])
+    return _map_starts(lambda start, *x: jnp.concatenate(x).reshape(self.B, self.N, *start.shape), state, *results)
+
+  def visited(self, *, by_queries: bool) -> list[tuple[bool, jax.Array]]:
+    """Which tiles hold anything, [heads, query blocks, key blocks], or with key blocks first.
+
+    Those that causality cuts, if it does, then those that it does not, each with whether it is those.
+    """
+    blocks_T, blocks_S = self.padded_T // self.query_size, self.padded_S // self.key_size
+    holding = jnp.ones((self.B * self.N, blocks_T, blocks_S), bool)
+    for axis, (length, size) in enumerate(
+      ((self.limits.query_length, self.query_size), (self.limits.key_length, self.key_size))
+    ):
+      if length is not None:
+        holds = jnp.arange(holding.shape[1 + axis]) * size < jnp.broadcast_to(length, (self.B, self.N)).reshape(-1, 1)
+        holding = holding & jnp.expand_dims(holds, 2 - axis)
+    kinds = [(False, holding)]
+    if self.options.is_causal:
+      ratio = self.key_size // self.query_size
+      i, j = jnp.arange(blocks_T)[:, None], jnp.arange(blocks_S)
+      kinds = [(True, holding & (j == i // ratio)), (False, holding & (j < i // ratio))]
+      kinds = kinds[:1] if blocks_T <= ratio else kinds
+    return [(is_cut, tiles if by_queries else tiles.swapaxes(1, 2)) for is_cut, tiles in kinds]
 
   def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the queries along `axis` up to whole blocks."""
-    return fill_up(x, self.num_parts * self.query_size, axis=axis, fill=fill)
+    return fill_up(x, self.query_size, axis=axis, fill=fill)
 
   def pad_columns(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the keys along `axis` up to whole blocks."""
     return fill_up(x, self.key_size, axis=axis, fill=fill)
 
-  def parts(self, i: jax.Array | int) -> list[jax.Array | int]:
-    """The parts of query block i, each by its first query."""
-    return [(i * self.num_parts + part) * self.query_size for part in range(self.num_parts)]
+  def _of_head(self, x: jax.Array, place: Place, blocks: Mapping[int, tuple[jax.Array, int]]) -> jax.Array:
+    """`x`[b, n] of a tile's head, and of the axes (from the last) in `blocks` the block of that number and size."""
+    own = [index if size > 1 else jnp.int32(0) for index, size in zip(place[:2], x.shape, strict=False)]
+    starts, sizes = [*own, *[jnp.int32(0)] * (x.ndim - 2)], [1, 1, *x.shape[2:]]
+    for axis, (number, size) in blocks.items():
+      starts[axis], sizes[axis] = number * size, size
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)[0, 0]
 
-  def places(self, parts: Sequence[jax.Array | int], j: jax.Array | int, is_cut: bool) -> list[Place]:
-    """The tiles of a query block's `parts` and key block j. Where causality cuts, a part sees no key past itself."""
-    keys = [(part + 1) * self.query_size if is_cut else self.key_size for part in range(self.num_parts)]
-    return [Place(first, j, seen, is_cut) for first, seen in zip(parts, keys, strict=True)]
+  def rows(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
+    """The queries of a tile from an array that has the padded queries along `axis`."""
+    return self._of_head(x, place, {axis: (place.query_block, self.query_size)})
 
-  def rows(self, x: jax.Array, first: jax.Array | int, axis: int = -1) -> jax.Array:
-    """The part that begins with query `first` of an array that has the padded queries along `axis`."""
-    return lax.dynamic_slice_in_dim(x, first, self.query_size, axis, allow_negative_indices=False)
+  def columns(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
+    """The keys of a tile from an array that has the padded keys along `axis`."""
+    return self._of_head(x, place, {axis: (place.key_block, self.key_size)})
 
-  def columns(self, x: jax.Array, place: Place) -> jax.Array:
-    """The keys of a tile from an array that has the padded keys as its last axis."""
-    return lax.dynamic_slice_in_dim(x, place.block * self.key_size, place.keys, -1)
+  def block(self, x: jax.Array, place: Place) -> jax.Array:
+    """The part of a tile's key block from an array that has the parts of all key blocks along its third axis."""
+    size = x.shape[2] * self.key_size // self.padded_S
+    return self._of_head(x, place, {2 - x.ndim: (place.key_block, size)})
 
-  def set_rows(self, x: jax.Array, first: jax.Array | int, block: jax.Array, axis: int = -1) -> jax.Array:
-    """`x` with the part replaced that begins with query `first`."""
-    return lax.dynamic_update_slice_in_dim(x, block, first, axis, allow_negative_indices=False)
+  def rows_so_far(self, x: jax.Array, place: Place) -> jax.Array:
+    """The queries of a tile from a state that has them as its last axis."""
+    return lax.dynamic_slice(x, *self._rows_of_state(x, place), allow_negative_indices=False)
+
+  def set_rows(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
+    """A state that has the queries as its last axis, with those of a tile replaced."""
+    return lax.dynamic_update_slice(x, update, self._rows_of_state(x, place)[0], allow_negative_indices=False)
+
+  def add_rows(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
+    """A state that has the queries as its last axis, with `update` added to those of a tile."""
+    return self.set_rows(x, place, self.rows_so_far(x, place) + update)
+
+  def add_block(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
+    """A state that has the parts of all key blocks along its first axis, with `update` added to that of a tile's."""
+    first = (place.own * (self.padded_S // self.key_size) + place.key_block) * len(update)
+    present = lax.dynamic_slice_in_dim(x, first, len(update), allow_negative_indices=False)
+    return lax.dynamic_update_slice_in_dim(x, present + update, first, 0, allow_negative_indices=False)
+
+  def _rows_of_state(self, x: jax.Array, place: Place) -> tuple[list[Index], list[int]]:
+    """Where the queries of a tile begin in a state, and their shape. The heads of a lane lie along the first axis."""
+    size = len(x) // place.lane_size
+    return [place.own * size, place.query_block * self.query_size], [size, self.query_size]
 
   def cut(self, x: jax.Array) -> jax.Array:
-    """[C, S', …] → [blocks, C·keys, …]."""
-    C, padded, *rest = x.shape
-    blocks = padded // self.key_size
-    return jnp.swapaxes(x.reshape(C, blocks, self.key_size, *rest), 0, 1).reshape(blocks, C * self.key_size, *rest)
+    """[B, N, C, S', …] → [B, N, blocks·C·keys, …]."""
+    *leading, C, _ = x.shape[:4]
+    apart = x.reshape(*leading, C, self.padded_S // self.key_size, self.key_size, *x.shape[4:])
+    return jnp.swapaxes(apart, 2, 3).reshape(*leading, C * self.padded_S, *x.shape[4:])
 
-  def join(self, x: jax.Array) -> jax.Array:
-    """[blocks, C·keys, …] → [C, S, …], the inverse of `cut` but for the padding."""
-    blocks, together, *rest = x.shape
-    C = together // self.key_size
-    joined = jnp.swapaxes(x.reshape(blocks, C, self.key_size, *rest), 0, 1)
-    return joined.reshape(C, blocks * self.key_size, *rest)[:, : self.S]
-
-  def shorten(self, x: jax.Array, place: Place, axis: int = 0) -> jax.Array:
-    """From a block's C·keys along `axis` those of a tile."""
-    if place.keys == self.key_size:
-      return x
-    before, together, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    apart = x.reshape(*before, together // self.key_size, self.key_size, *after)
-    return lax.slice_in_dim(apart, 0, place.keys, axis=axis + 1).reshape(*before, -1, *after)
-
-  def lengthen(self, x: jax.Array, place: Place) -> jax.Array:
-    """The C·keys of a tile along the first axis, with zeros for the others of the block."""
-    if place.keys == self.key_size:
-      return x
-    apart = fill_up(x.reshape(-1, place.keys, *x.shape[1:]), self.key_size, axis=1)
-    return apart.reshape(-1, *x.shape[1:])
-
-  def key_ranges(self, i: jax.Array) -> Ranges:
-    """The key blocks that query block i can see: those that it sees as a whole, then the one that causality cuts."""
-    if not self.options.is_causal:
-      return [(0, self.key_blocks, False)]
-    whole, cut = jnp.minimum(i, self.key_blocks), (i, jnp.minimum(i + 1, self.key_blocks), True)
-    # A single block of queries sees no other as a whole that would be worth a program.
-    return [cut] if self.T <= self.key_size else [(0, whole, False), cut]
-
-  def query_ranges(self, j: jax.Array) -> Ranges:
-    """The query blocks that can see key block j: the one that causality cuts, then those that see it as a whole."""
-    if not self.options.is_causal:
-      return [(0, self.query_blocks, False)]
-    cut = (j, jnp.minimum(j + 1, self.query_blocks), True)
-    return [cut] if self.T <= self.key_size else [cut, (j + 1, self.query_blocks, False)]
+  def join(self, x: jax.Array, C: int) -> jax.Array:
+    """[B, N, blocks·C·keys, …] → [B, N, C, S, …], the inverse of `cut` but for the padding."""
+    apart = x.reshape(*x.shape[:2], self.padded_S // self.key_size, C, self.key_size, *x.shape[3:])
+    return jnp.swapaxes(apart, 2, 3).reshape(*x.shape[:2], C, self.padded_S, *x.shape[3:])[:, :, :, : self.S]
 
   def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
-    first, block, keys, is_cut = place
     restrictions = []
     if self.pair_mask is not None:
-      mask = self.rows(self.pair_mask, first, 0)
-      restrictions.append((mask if mask.shape[1] == 1 else self.columns(mask, place)).T)
-    if self.limits.query_segments is not None:
-      restrictions.append(self.columns(self.key_segments, place)[:, None] == self.rows(self.query_segments, first))
-    if is_cut:
-      query_index = first + jnp.arange(self.query_size)
-      key_index = block * self.key_size + jnp.arange(keys)
+      axes = {-2: (place.query_block, self.query_size), -1: (place.key_block, self.key_size)}
+      if self.pair_mask.shape[-1] == 1:
+        del axes[-1]
+      restrictions.append(self._of_head(self.pair_mask, place, axes).T)
+    if self.segments is not None:
+      query_segments, key_segments = self.segments
+      restrictions.append(self.columns(key_segments, place)[:, None] == self.rows(query_segments, place))
+    if place.is_cut:
+      query_index = place.query_block * self.query_size + jnp.arange(self.query_size)
+      key_index = place.key_block * self.key_size + jnp.arange(self.key_size)
       restrictions.append(key_index[:, None] <= query_index)
     return functools.reduce(jnp.logical_and, restrictions) if restrictions else None
 
-  def scores(self, place: Place, *, allowed: jax.Array | None) -> tiles.Tiles:
-    """The scores of a tile, a tile per component, or a single one if there is a mixing."""
-    key = self.shorten(lax.dynamic_index_in_dim(self.key, place.block, keepdims=False), place)
-    product = key @ self.rows(self.query_HT, place.first)
-    return tiles.scores(
-      [product] if self.products == 1 else product.reshape(self.products, place.keys, self.query_size),
-      None if self.row is None else [self.rows(x, place.first) for x in self.row],
-      None if self.column is None else [self.columns(x, place) for x in self.column],
-      allowed,
-    )
+  def scores(self, place: Place, keep: Keeper, *, allowed: jax.Array | None, keep_sums: bool = False) -> tiles.Tiles:
+    """The scores of a tile, a tile per component, or a single one if there is a mixing.
+
+    With `keep_sums` these are kept where they are more than a product, which is worth it where XLA writes them.
+    """
+    product = keep(keep(self.block(self.key, place)) @ keep(self.rows(self.query_HT, place)))
+    row = None if self.row is None else [self.rows(x, place) for x in self.row]
+    column = None if self.column is None else [self.columns(x, place) for x in self.column]
+    apart = [product] if self.products == 1 else product.reshape(self.products, self.key_size, self.query_size)
+    if row is None and column is None and allowed is None:
+      return apart
+    scores = tiles.scores(apart, row, column, allowed)
+    return jax.tree.map(keep, scores) if keep_sums else scores
 
   def tile_mixing(self, place: Place) -> tiles.Mixing | None:
     """The part of the mixing that belongs to a tile, or None."""
     if self.mixing is None:
       return None
-    rows = [self.rows(x, place.first) for x in self.mixing.row]
+    rows = [self.rows(x, place) for x in self.mixing.row]
     return type(self.mixing)(rows, [self.columns(x, place) for x in self.mixing.column])
 
   def dropout(self, place: Place) -> jax.Array | None:
     """What dropout multiplies a tile's weights with, [keys, queries], or None."""
-    if self.dropout_rows is None or self.dropout_columns is None:
+    if self.dropped is None:
       return None
-    rows, columns = self.rows(self.dropout_rows, place.first), self.columns(self.dropout_columns, place)
+    rows, columns = self.rows(self.dropped[0], place), self.columns(self.dropped[1], place)
     return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.query.dtype)
 
-  def attending(self, row_T: jax.Array, otherwise: float) -> jax.Array:
-    """A padded array of one number per query with `otherwise` past the query length."""
+  def attending(self, x: jax.Array, otherwise: float) -> jax.Array:
+    """An array [B, N, T'] of one number per query with `otherwise` past the query lengths."""
     if self.limits.query_length is None:
-      return row_T
-    return jnp.where(jnp.arange(row_T.shape[0]) < self.limits.query_length, row_T, otherwise)
+      return x
+    return jnp.where(jnp.arange(x.shape[-1]) < self.limits.query_length[..., None], x, otherwise)
 
 
-def _block_size(length: int, target: int, parts: int = 1) -> int:
-  """The size of each of the parts of a block near `target` that pads least; the whole length if it is short."""
-  count = -(-length // target) * parts
+def _apart(x: jax.Array) -> list[jax.Array]:
+  """The components of [B, N, M, L]: XLA:CPU does not vectorise a loop over a tile that reads several rows of one."""
+  return [x[:, :, r] for r in range(x.shape[2])]
+
+
+def _map_starts(function: Callable[..., jax.Array], *trees: Any) -> Any:
+  return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, Start))
+
+
+def _block_size(length: int, target: int) -> int:
+  """The size near `target` that pads least; the whole length if it is short."""
+  count = -(-length // target)
   return length if count == 1 else -(-length // (count * 16)) * 16
-
-
-def _block_count(length: int, size: int, valid: jax.Array | None) -> jax.Array | int:
-  count = -(-length // size)
-  return count if valid is None else jnp.clip(-(-valid // size), 0, count)

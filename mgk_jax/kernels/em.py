@@ -9,9 +9,10 @@ from jaxtyping import Array, Bool, Float
 
 from mgk_jax.kernels import blocks, checks, dispatch, exponential, masking, reference, scores as scores_lib, tiles
 from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
-from mgk_jax.kernels.blocks import Head, Options
+from mgk_jax.kernels.blocks import Heads, Options, Place, Start
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.heads import vary_alike
+from mgk_jax.kernels.lanes import Keeper
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -170,36 +171,43 @@ def _blocked_statistics(
     scores = Scores(scores.query, scores.key[:, :, 1:] - scores.key[:, :, :1], row, column)
   options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
   operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits)))
-  kernel = functools.partial(_statistics_of_head, dims.M)
+  kernel = functools.partial(_statistics_of_heads, dims.M)
   counts, sums = blocks.map_heads(kernel, options, operands)
   if limits.key_bias is not None:
     alive = alive & (limits.key_bias == 0)[:, :, None]
   return jnp.where(alive, counts, 0), jnp.where(alive[..., None], sums, 0)
 
 
-def _statistics_of_head(M: int, head: Head, features_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The sums of one head, [M, S] and [M, S, F]; with M − 1 scores, these are differences to the first one."""
-  attending = head.attending((jnp.arange(head.query.shape[0]) < head.T).astype(head.query.dtype), 0)
-  features = head.pad_rows(features_TF, 0)
-  features = jnp.concatenate([features, attending[:, None]], axis=1) * attending[:, None]
-  F, exp = features.shape[1], exponential.of_tiles(features.dtype)
+def _statistics_of_heads(M: int, heads: Heads, features_BNTF: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The sums, [B, N, M, S] and [B, N, M, S, F]; with M − 1 scores, these are differences to the first one."""
+  attending = (jnp.arange(heads.padded_T) < heads.T).astype(features_BNTF.dtype)
+  attending = heads.attending(jnp.broadcast_to(attending, (*features_BNTF.shape[:2], heads.padded_T)), 0)[..., None]
+  features = jnp.concatenate([heads.pad_rows(features_BNTF, -2), attending], axis=-1) * attending
+  F, exp = features.shape[-1], exponential.of_tiles(features.dtype)
+  counts_only = F == 1  # then the first component is what the others leave of all
 
-  def key_block(_, j, sums):
-    def tile_sums(place):
-      allowed, scores = head.allowed(place), head.scores(place, allowed=None)
-      scores = [*jnp.zeros((M - head.num_components, 1, 1), features.dtype), *scores]
-      gamma = tiles.responsibilities(scores, head.options.estep, head.tile_mixing(place), exp)
-      gamma = gamma if allowed is None else [jnp.where(allowed, tile, 0) for tile in gamma]
-      # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
-      sums = jnp.concatenate([tile @ head.rows(features, place.first, 0) for tile in gamma])
-      return head.lengthen(sums, place)
+  def tile(place: Place, sums: jax.Array, keep: Keeper) -> jax.Array:
+    allowed = heads.allowed(place)
+    scores: list[jax.Array] = []
+    if heads.mixing is None:
+      zeros = jnp.zeros((M - heads.num_components, 1, 1), features.dtype)
+      scores = [*zeros, *heads.scores(place, keep, allowed=None)]
+    gamma = tiles.responsibilities(scores, heads.options.estep, heads.tile_mixing(place), exp)
+    gamma = [tile if allowed is None else jnp.where(allowed, tile, 0) for tile in gamma]
+    mine, parts = keep(heads.rows(features, place, -2)), []
+    if counts_only:
+      gamma = gamma[1:]
+      if allowed is None:
+        parts = [jnp.broadcast_to(keep(jnp.sum(mine, axis=0)), (heads.key_size, F))]
+      else:
+        every = jnp.broadcast_to(allowed, (heads.key_size, heads.query_size))
+        gamma = [every.astype(mine.dtype), *gamma]
+    # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
+    parts += [keep(keep(tile) @ mine) for tile in gamma]
+    return heads.add_block(sums, place, jnp.concatenate(parts))
 
-    def query_block(is_cut, i, sums):
-      return sums + sum(map(tile_sums, head.places(head.parts(i), j, is_cut)))
-
-    block = head.loop(head.query_ranges(j), query_block, head.full((M * head.key_size, F)))
-    return lax.dynamic_update_index_in_dim(sums, block, j, 0)
-
-  empty = head.full((len(head.key), M * head.key_size, F))
-  sums = head.join(head.loop([(0, head.key_blocks, False)], key_block, empty))
+  sums = heads.join(heads.visit(tile, Start((M * heads.padded_S, F)), by_queries=False), M)
+  if counts_only:
+    first = jnp.maximum(sums[:, :, :1] - jnp.sum(sums[:, :, 1:], axis=2, keepdims=True), 0)
+    sums = jnp.concatenate([first, sums[:, :, 1:]], axis=2)
   return sums[..., -1], sums[..., :-1]

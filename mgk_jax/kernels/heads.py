@@ -2,7 +2,7 @@
 
 A kernel whose loops end where the sequence ends cannot be vectorised over examples of different lengths without
 running every one of them to the longest; and a plain loop over the batch would gather a batch that is sharded over
-devices. `one_by_one` within `over_heads` does neither: under `vmap` the new axis joins the batch, and each
+devices. `lanes.one_by_one` within `over_heads` does neither: under `vmap` the new axis joins the batch, and each
 device loops over the examples and heads that it holds, with no communication.
 """
 
@@ -77,27 +77,6 @@ def over_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
 
   out_leaves = _vectorisable(local, *leaves)
   return jax.tree.unflatten(results[0], out_leaves)
-
-
-def one_by_one(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
-  """`kernel(operands[b, n])` for one example b and head n after another, with leading axes [B, N].
-
-  Args:
-    kernel: from the operands of one head, without the axes B and N, to a tree of arrays.
-    operands: as in `over_heads`.
-  """
-  B, N = jax.tree.leaves(operands)[0].shape[:2]
-  if B == 0:
-    one_example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), operands)
-    out = jax.eval_shape(functools.partial(one_by_one, kernel), one_example)
-    return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), out)
-
-  def at(index: jax.Array) -> Tree:
-    b, n = index // N, index % N
-    return kernel(jax.tree.map(lambda x: x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0], operands))
-
-  out = jax.lax.map(at, jnp.arange(B * N)) if B * N != 1 else jax.tree.map(lambda x: x[None], at(jnp.int32(0)))
-  return jax.tree.map(lambda x: x.reshape(B, N, *x.shape[1:]), out)
 
 
 def vary_alike(tree: Tree) -> Tree:

@@ -139,8 +139,6 @@ def backward(
   if estep == "hard" and len(scores) > 1:
     posterior = exp(_max(scores) - log_normaliser)
     inner = posterior * by_weight
-    if isinstance(scores, jax.Array):  # exponentials of their own: neither tile needs the other, faster on two cores
-      return Gradient(posterior, _to_winners(exp(scores - log_normaliser) * by_weight, scores), inner)
     return Gradient(posterior, _to_winners(inner, scores), inner)
   if isinstance(scores, jax.Array):
     total = _sum(exp(scores - log_normaliser))

@@ -1,9 +1,7 @@
 """The benchmark runs, and its ratios are those of its times."""
 
 import json
-import os
 import re
-import time
 
 import pytest
 
@@ -28,14 +26,29 @@ def test_ratios_and_units():
   assert body == [["a", "200.0", "1.00", "4.00", "3.0", "2.50"], ["b", "50.0", "0.25", "1.00", "3.0"]]
 
 
-def test_every_round_runs_every_contender_once():
+def test_every_round_runs_every_contender():
   ran = []
   contenders = [Contender(name, lambda name=name: Program(lambda: ran.append(name))) for name in "abcd"]
   measurements = timing.measure(contenders, repeats=3)
   assert [m.contender.name for m in measurements] == list("abcd")
-  rounds = [ran[i : i + 4] for i in range(0, 16, 4)]
-  assert all(sorted(names) == list("abcd") for names in rounds)
+  assert ran[:4] == list("abcd")
+  rounds = [ran[i : i + 8] for i in range(4, 28, 8)]  # in its turn a short program runs twice
+  assert all(names[::2] == names[1::2] and sorted(names[::2]) == list("abcd") for names in rounds)
   assert len(set(map(tuple, rounds))) > 1
+
+
+@pytest.mark.parametrize(("times", "seconds", "runs"), [([0.2, 0.1], 0.1, 2), ([0.3, 0.1], 0.3, 1)])
+def test_a_short_program_is_timed_right_after_a_run(monkeypatch, times, seconds, runs):
+  clock = [0.0]
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+  def run():
+    clock[0] += (times * 2)[len(ran)]
+    ran.append(None)
+
+  ran: list[None] = []
+  assert timing._seconds(Program(run)) == pytest.approx(seconds)
+  assert len(ran) == runs
 
 
 def test_short_programs_run_more_often(monkeypatch):
@@ -58,17 +71,6 @@ def test_groups_take_turns(monkeypatch):
   (a, b), (c,) = timing.measure_groups(groups, repeats=3, seconds=6)
   assert [m.contender.name for m in (a, b, c)] == ["a", "b", "c"]
   assert [sorted(ran[i : i + 4]) for i in range(3, 15, 4)] == [["a", "b", "c", "c"]] * 3
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has threads of idle priority")
-def test_cores_are_kept_awake_only_while_measuring():
-  with timing.awake_cores() as threads:
-    while any(os.sched_getscheduler(thread.native_id) != os.SCHED_IDLE for thread in threads):
-      assert all(thread.is_alive() for thread in threads)
-      time.sleep(0.01)
-    assert set.union(*(os.sched_getaffinity(thread.native_id) for thread in threads)) == os.sched_getaffinity(0)
-    assert os.sched_getscheduler(0) != os.SCHED_IDLE
-  assert not any(thread.is_alive() for thread in threads)
 
 
 def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):

@@ -1,57 +1,58 @@
-"""Which tiles are visited, and as what XLA compiles the loops over them."""
+"""Which tiles are visited."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mgk_jax
-from mgk_jax.kernels.blocks import Head, Limits, Options
+from mgk_jax.kernels.blocks import Heads, Limits, Options, Start
 from mgk_jax.kernels.scores import Scores
 
-
-def make_head(T: int, S: int, is_causal: bool) -> Head:
-  scores = Scores(jnp.zeros((T, 4)), jnp.zeros((1, S, 4)), None, None)
-  return Head(scores, Limits(*[None] * len(Limits._fields)), Options("soft", is_causal))
+SIZES = [(1, 1), (1, 700), (127, 127), (130, 64), (700, 1100), (1100, 700), (2500, 2500)]
 
 
-def visits(head: Head, *, by_queries: bool) -> np.ndarray:
-  """How often each pair is visited, [padded queries, padded keys], in the order of the forward or the backward pass."""
-  count = np.zeros((head.query_blocks * head.num_parts * head.query_size, head.key_blocks * head.key_size), int)
-  for outer in range(head.query_blocks if by_queries else head.key_blocks):
-    for first, last, is_cut in head.key_ranges(outer) if by_queries else head.query_ranges(outer):
-      for inner in range(int(first), int(last)):
-        i, j = (outer, inner) if by_queries else (inner, outer)
-        for place in head.places(head.parts(i), j, is_cut):
-          row, column = place.first, place.block * head.key_size
-          count[row : row + head.query_size, column : column + place.keys] += 1
-  return count
+def make_heads(T: int, S: int, *, is_causal: bool, lengths: dict[str, list[int]] | None = None) -> Heads:
+  lengths = lengths or {}
+  B = max((len(x) for x in lengths.values()), default=1)
+  scores = Scores(jnp.zeros((B, 1, T, 4)), jnp.zeros((B, 1, 1, S, 4)), None, None)
+  limits = Limits(**dict.fromkeys(Limits._fields) | {name: jnp.array(x)[:, None] for name, x in lengths.items()})
+  return Heads(scores, limits, Options("soft", is_causal))
+
+
+def visits(heads: Heads, *, by_queries: bool) -> np.ndarray:
+  """How often each pair is visited, [heads, queries, keys], in the order of the forward or the backward pass."""
+
+  blocks = jnp.arange(heads.padded_S // heads.key_size)[:, None]
+
+  def visit(place, counts, keep):
+    seen = jnp.broadcast_to(blocks == place.key_block, (len(blocks), heads.query_size))
+    return heads.add_rows(counts, place, keep(seen.astype(counts.dtype)))
+
+  counts = heads.visit(visit, Start((len(blocks), heads.padded_T)), by_queries=by_queries)
+  return np.repeat(np.asarray(counts)[:, 0], heads.key_size, axis=1).swapaxes(1, 2)[:, : heads.T, : heads.S]
 
 
 @pytest.mark.parametrize("by_queries", [True, False])
-@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 700), (127, 127), (130, 64), (700, 1100), (1100, 700), (2500, 2500)])
+@pytest.mark.parametrize(("T", "S"), SIZES)
 def test_every_pair_is_visited_once(T, S, by_queries):
-  assert np.all(visits(make_head(T, S, False), by_queries=by_queries) == 1)
-  causal = visits(make_head(T, S, True), by_queries=by_queries)[:T, :S]
+  assert np.all(visits(make_heads(T, S, is_causal=False), by_queries=by_queries) == 1)
+  causal = visits(make_heads(T, S, is_causal=True), by_queries=by_queries)
   seen = np.arange(S) <= np.arange(T)[:, None]
-  assert np.all(causal[seen] == 1) and np.all(causal <= 1)
+  assert np.all(causal[:, seen] == 1) and np.all(causal <= 1)
+
+
+@pytest.mark.parametrize("by_queries", [True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_blocks_past_the_lengths_are_not_visited(is_causal, by_queries):
+  lengths = {"query_length": [0, 1, 700, 300, 1100], "key_length": [700, 1100, 0, 513, 1100]}
+  found = visits(make_heads(1100, 1100, is_causal=is_causal, lengths=lengths), by_queries=by_queries)
+  for count, query_length, key_length in zip(found, *lengths.values(), strict=True):
+    seen = (np.arange(1100)[:, None] < query_length) & (np.arange(1100) < key_length)
+    if is_causal:
+      seen &= np.arange(1100) <= np.arange(1100)[:, None]
+    assert np.all(count[seen] == 1) and np.all(count <= 1)
+    assert np.all(count[query_length + 255 :] == 0) and np.all(count[:, key_length + 511 :] == 0)
 
 
 def test_causality_leaves_little_above_the_diagonal():
-  """At N = 4096, half of a part of 256 queries in 4096 keys: 1/2 + 1/32 of all pairs."""
-  assert visits(make_head(4096, 4096, True), by_queries=True).mean() <= 1 / 2 + 1 / 32
-
-
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize(("kind", "estep"), [("mgk", "soft"), ("smgk", "hard")])
-def test_loops_over_one_block_stay_loops(kind, estep):
-  """Dissolved, they were up to three times slower: XLA:CPU does not vectorise what it makes of them."""
-  x, keys, shift = jnp.ones((1, 256, 1, 4)), jnp.ones((1, 256, 1, 2, 4)), jnp.ones((1, 2, 4))
-
-  def forward(x):
-    if kind == "mgk":
-      return mgk_jax.mixture_attention(x, keys, x, estep=estep, implementation="xla")
-    return mgk_jax.shifted_mixture_attention(x, x, x, shift, estep=estep, implementation="xla")
-
-  text = jax.jit(forward).lower(x).compile().as_text()
-  assert text.count(" while(") >= 2  # over blocks of queries and of keys; one head of one example needs no other
+  """At N = 4096, half of a block of 512 keys for each query: 1/2 + 1/16 of all pairs."""
+  assert visits(make_heads(4096, 4096, is_causal=True), by_queries=True).mean() <= 1 / 2 + 1 / 16

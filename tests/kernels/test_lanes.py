@@ -1,0 +1,84 @@
+"""Loops that run side by side: they compute what they would one after the other, and share no memory."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mgk_jax
+from mgk_jax.kernels import dispatch, lanes
+from mgk_jax.kernels.lanes import Loop
+
+# Operations without memory of their own.
+FREE = {"parameter", "get-tuple-element", "tuple", "constant", "bitcast"}
+
+
+def shared_memory(text: str) -> list[str]:
+  """Of a compiled program, what the bodies of its loops compute that is not part of their carry."""
+  bodies = re.findall(r" while\(.*?body=%?([\w.\-]+)", text)
+  assert len(bodies) >= lanes.LANES
+  found = []
+  for body in bodies:
+    (lines,) = re.findall(rf"^%?{re.escape(body)} \(.*?\n(.*?)^\}}", text, re.MULTILINE | re.DOTALL)
+    operations = re.findall(r"^ *(ROOT )?%([\w.\-]+) = \S.*? ([\w\-]+)\((.*)$", lines, re.MULTILINE)
+    (carry,) = [operands for is_root, _, _, operands in operations if is_root]
+    kept = set(re.findall(r"%([\w.\-]+)", carry))
+    found += [name for is_root, name, kind, _ in operations if not is_root and kind not in FREE and name not in kept]
+  return found
+
+
+def test_loops_of_several_lanes():
+  """The sum of the first n numbers, for several n at once and one loop after the other within a lane."""
+
+  def loop(n, factor):
+    return Loop(n, lambda i, state, keep: state + keep(jnp.full(3, 1.0)) * factor * i)
+
+  @jax.jit
+  def run(n):
+    return lanes.run([[loop(n, 1), loop(3, 10)], [loop(0, 1)], [loop(2 * n, 1)]], [jnp.zeros(3)] * 3)
+
+  np.testing.assert_array_equal(run(5), [[40] * 3, [0] * 3, [45] * 3])
+
+
+def test_infinities_and_nans_on_the_way_stay_there():
+  @jax.jit
+  def run(x):
+    return lanes.run([[Loop(2, lambda i, state, keep: state + 0 * jnp.sign(keep(x)))]] * 2, [jnp.zeros(2)] * 2)
+
+  np.testing.assert_array_equal(run(jnp.array([jnp.inf, -jnp.inf])), np.zeros((2, 2)))
+  assert np.all(np.isnan(run(jnp.full(2, jnp.nan))))
+
+
+def test_other_platforms_have_one_lane_and_keep_nothing():
+  assert lanes.num_lanes(8) == lanes.LANES and lanes.num_lanes(1) == 1
+  with dispatch.compiling_for("gpu"):
+    assert lanes.num_lanes(8) == 1
+    keep = lanes.Keeper()
+    keep(jnp.ones(2))
+    assert not keep.kept
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["softmax", "mgk", "mgk hard", "smgk", "smgk hard"])
+def test_attention_runs_side_by_side(name, is_causal):
+  """All that the loops of the forward and the backward pass compute has memory of their own."""
+  T = 600 if is_causal else 512
+  x, keys, shift = jnp.ones((1, T, 2, 32)), jnp.ones((1, T, 2, 2, 32)), jnp.ones((2, 2, 32))
+  kind, _, estep = name.partition(" ")
+  options = {"is_causal": is_causal, "implementation": "xla"}
+  mixture = options | {"estep": estep or "soft"}
+  if kind == "softmax":
+    program = jax.value_and_grad(lambda x: jnp.sum(mgk_jax.softmax_attention(x, x, x, **options)))
+    text = jax.jit(program).lower(x).compile().as_text()
+  elif kind == "mgk":
+    program = jax.value_and_grad(lambda x, keys: jnp.sum(mgk_jax.mixture_attention(x, keys, x, **mixture)), (0, 1))
+    text = jax.jit(program).lower(x, keys).compile().as_text()
+  else:
+    program = jax.value_and_grad(
+      lambda x, shift: jnp.sum(mgk_jax.shifted_mixture_attention(x, x, x, shift, **mixture)), (0, 1)
+    )
+    text = jax.jit(program).lower(x, shift).compile().as_text()
+  assert not shared_memory(text)
