@@ -13,7 +13,7 @@ from mgk_jax.kernels import dispatch, dropout as dropout_lib, lanes, tiles
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
 from mgk_jax.kernels.heads import over_heads, vary_alike
-from mgk_jax.kernels.lanes import Index, Keeper, Loop
+from mgk_jax.kernels.lanes import Keeper, Loop
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.padding import fill_up
 from mgk_jax.kernels.scores import SAFE_RANGE, Scores
@@ -32,6 +32,16 @@ class Place(NamedTuple):
   own: jax.Array  # number among the heads of its lane
   lane_size: int  # how many heads those are
   is_cut: bool
+
+
+class Ranges(NamedTuple):
+  """Which tiles are visited: for each outer block (of queries or of keys) a range of inner ones."""
+
+  begin: jax.Array  # [heads, outer blocks]
+  end: jax.Array
+  inner_blocks: int
+  is_full: bool  # whether these are all tiles
+  is_cut: bool  # whether causality cuts through them
 
 
 class Start(NamedTuple):
@@ -230,10 +240,9 @@ class Heads:
     count = self.B * self.N
     if not count:
       return _map_starts(lambda start: jnp.zeros((self.B, self.N, *start.shape), self.query.dtype), state)
-    ends = [count * i // lanes.num_lanes(count) for i in range(lanes.num_lanes(count) + 1)]
-    parts = list(itertools.pairwise(ends))
-    visited = self.visited(by_queries=by_queries)
-    every_one = not self.options.is_causal and self.limits.query_length is None and self.limits.key_length is None
+    num_lanes = lanes.num_lanes(count, count * self.padded_T * self.padded_S)
+    parts = list(itertools.pairwise(count * i // num_lanes for i in range(num_lanes + 1)))
+    ranges = self._ranges(by_queries=by_queries)
 
     def start(first: int, last: int) -> Any:
       def full(start: Start) -> jax.Array:
@@ -242,45 +251,66 @@ class Heads:
 
       return _map_starts(full, state)
 
-    def loop(is_cut: bool, visited: jax.Array, first: int, last: int) -> Loop:
-      own = visited[first:last]
-      chosen = jnp.arange(own.size) if every_one else jnp.flatnonzero(own, size=own.size)
-      numbers = jnp.unravel_index(chosen, own.shape)
-      # Tables for what a step would have to divide for, which XLA:CPU does in memory that lanes share.
-      tables = jnp.stack([(first + numbers[0]) // self.N, (first + numbers[0]) % self.N, *numbers]).astype(jnp.int32)
+    def loop(ranges: Ranges, first: int, last: int) -> Loop:
+      return self._loop(step, ranges, first, last, by_queries=by_queries)
 
-      def one(index: jax.Array, state: Any, keep: Keeper) -> Any:
-        example, head, own, *blocks = (
-          lax.dynamic_index_in_dim(table, index, keepdims=False, allow_negative_indices=False) for table in tables
-        )
-        query_block, key_block = blocks if by_queries else blocks[::-1]
-        return step(Place(example, head, query_block, key_block, own, last - first, is_cut), state, keep)
-
-      return Loop(jnp.sum(own), one)
-
-    results = lanes.run([[loop(*kind, *ends) for kind in visited] for ends in parts], [start(*ends) for ends in parts])
+    results = lanes.run([[loop(kind, *ends) for kind in ranges] for ends in parts], [start(*ends) for ends in parts])
     return _map_starts(lambda start, *x: jnp.concatenate(x).reshape(self.B, self.N, *start.shape), state, *results)
 
-  def visited(self, *, by_queries: bool) -> list[tuple[bool, jax.Array]]:
-    """Which tiles hold anything, [heads, query blocks, key blocks], or with key blocks first.
+  def _loop(
+    self, step: Callable[[Place, Any, Keeper], Any], ranges: Ranges, first: int, last: int, *, by_queries: bool
+  ) -> Loop:
+    """The loop over the tiles of some heads. It counts outer blocks, and in the lowest bits inner ones."""
+    begin, end = ranges.begin[first:last], ranges.end[first:last]
+    outer = jnp.arange(begin.size) if ranges.is_full else jnp.flatnonzero(begin < end, size=begin.size)
+    own, block = jnp.unravel_index(outer, begin.shape)
+    # What a step would have to divide for is looked up: XLA:CPU divides in memory that lanes share.
+    tables = [(first + own) // self.N, (first + own) % self.N, own, block, begin[own, block], end[own, block]]
+    shift = (ranges.inner_blocks - 1).bit_length()
 
-    Those that causality cuts, if it does, then those that it does not, each with whether it is those.
-    """
+    def look_up(number: int, at: jax.Array) -> jax.Array:
+      table = tables[number].astype(jnp.int32)
+      return lax.dynamic_index_in_dim(table, at, keepdims=False, allow_negative_indices=False)
+
+    def one(count: jax.Array, state: Any, keep: Keeper) -> Any:
+      example, head, own, outer = (look_up(number, count >> shift) for number in range(4))
+      inner = count & ((1 << shift) - 1)
+      query_block, key_block = (outer, inner) if by_queries else (inner, outer)
+      return step(Place(example, head, query_block, key_block, own, last - first, ranges.is_cut), state, keep)
+
+    def advance(count: jax.Array) -> jax.Array:
+      after = (count >> shift) + 1
+      is_last = (count & ((1 << shift) - 1)) + 1 >= look_up(5, count >> shift)
+      return jnp.where(is_last, (after << shift) + look_up(4, after), count + 1)
+
+    return Loop(jnp.sum(begin < end) << shift, one, tables[4][0], advance)
+
+  def _ranges(self, *, by_queries: bool) -> list[Ranges]:
+    """The tiles that hold anything: those that causality cuts, if it does, and those that it does not."""
     blocks_T, blocks_S = self.padded_T // self.query_size, self.padded_S // self.key_size
-    holding = jnp.ones((self.B * self.N, blocks_T, blocks_S), bool)
-    for axis, (length, size) in enumerate(
-      ((self.limits.query_length, self.query_size), (self.limits.key_length, self.key_size))
-    ):
-      if length is not None:
-        holds = jnp.arange(holding.shape[1 + axis]) * size < jnp.broadcast_to(length, (self.B, self.N)).reshape(-1, 1)
-        holding = holding & jnp.expand_dims(holds, 2 - axis)
-    kinds = [(False, holding)]
-    if self.options.is_causal:
-      ratio = self.key_size // self.query_size
-      i, j = jnp.arange(blocks_T)[:, None], jnp.arange(blocks_S)
-      kinds = [(True, holding & (j == i // ratio)), (False, holding & (j < i // ratio))]
-      kinds = kinds[:1] if blocks_T <= ratio else kinds
-    return [(is_cut, tiles if by_queries else tiles.swapaxes(1, 2)) for is_cut, tiles in kinds]
+    Q = self._filled(self.limits.query_length, self.query_size, blocks_T)
+    K = self._filled(self.limits.key_length, self.key_size, blocks_S)
+    ratio = self.key_size // self.query_size
+    is_full = not self.options.is_causal and self.limits.query_length is None and self.limits.key_length is None
+    outer, filled, inner_filled, inner_blocks = (
+      (jnp.arange(blocks_T), Q, K, blocks_S) if by_queries else (jnp.arange(blocks_S), K, Q, blocks_T)
+    )  # fmt: skip
+    first = outer // ratio if by_queries else outer * ratio  # of those that causality cuts
+    last = first + (1 if by_queries else ratio)
+
+    def ranges(begin: jax.Array | int, end: jax.Array | int, *, is_cut: bool = False) -> Ranges:
+      end = jnp.where(outer < filled, jnp.minimum(end, inner_filled), 0)
+      return Ranges(jnp.broadcast_to(jnp.int32(begin), end.shape), end, inner_blocks, is_full, is_cut)
+
+    if not self.options.is_causal:
+      return [ranges(0, inner_blocks)]
+    cut, whole = ranges(first, last, is_cut=True), ranges(0, first) if by_queries else ranges(last, inner_blocks)
+    return [cut] if blocks_T <= ratio else [cut, whole]
+
+  def _filled(self, length: jax.Array | None, size: int, blocks: int) -> jax.Array:
+    """How many blocks of each head hold anything, [heads, 1]."""
+    filled = jnp.int32(blocks) if length is None else jnp.minimum(-(-length.astype(jnp.int32) // size), blocks)
+    return jnp.broadcast_to(filled, (self.B, self.N)).reshape(-1, 1)
 
   def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
     """Fills the queries along `axis` up to whole blocks."""
@@ -329,7 +359,7 @@ class Heads:
     present = lax.dynamic_slice_in_dim(x, first, len(update), allow_negative_indices=False)
     return lax.dynamic_update_slice_in_dim(x, present + update, first, 0, allow_negative_indices=False)
 
-  def _rows_of_state(self, x: jax.Array, place: Place) -> tuple[list[Index], list[int]]:
+  def _rows_of_state(self, x: jax.Array, place: Place) -> tuple[list[jax.Array], list[int]]:
     """Where the queries of a tile begin in a state, and their shape. The heads of a lane lie along the first axis."""
     size = len(x) // place.lane_size
     return [place.own * size, place.query_block * self.query_size], [size, self.query_size]

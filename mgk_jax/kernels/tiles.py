@@ -166,23 +166,6 @@ def by_component(tile: Gradient, mixing: Mixing | None) -> Tiles:
   return tile.scores if mixing is None else _to_winners(tile.inner, mixing.sums())
 
 
-def by_additive_terms(
-  tile: Gradient, mixing: Mixing | None, by_row: Row, by_column: Column
-) -> tuple[jax.Array, jax.Array]:
-  """The derivatives by the row terms u, [M, queries], and the column terms w, [M, keys], that a tile contributes.
-
-  Args:
-    tile: what the tile passes back, of components that share a product.
-    mixing: how they are mixed, or None.
-    by_row, by_column: the derivatives by a term of all components, of which the last one gets what the others leave.
-  """
-  *parts, _ = by_component(tile, mixing)
-  # Products with ones, since XLA:CPU does not sum a tile in the loop that computes it.
-  over_keys, over_queries = jnp.ones((1, len(by_column)), by_row.dtype), jnp.ones((len(by_row), 1), by_row.dtype)
-  rows, columns = [(over_keys @ part)[0] for part in parts], [(part @ over_queries)[:, 0] for part in parts]
-  return jnp.stack([*rows, by_row - _sum(rows)]), jnp.stack([*columns, by_column - _sum(columns)])
-
-
 def _as_column(x: Column) -> jax.Array:
   return x[:, None] if x.ndim == 1 else x
 

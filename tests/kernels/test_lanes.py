@@ -51,13 +51,11 @@ def test_infinities_and_nans_on_the_way_stay_there():
   assert np.all(np.isnan(run(jnp.full(2, jnp.nan))))
 
 
-def test_other_platforms_have_one_lane_and_keep_nothing():
-  assert lanes.num_lanes(8) == lanes.LANES and lanes.num_lanes(1) == 1
+def test_where_there_are_lanes():
+  assert lanes.num_lanes(8, lanes.WORTHWHILE) == lanes.LANES
+  assert lanes.num_lanes(1, lanes.WORTHWHILE) == lanes.num_lanes(8, lanes.WORTHWHILE - 1) == 1
   with dispatch.compiling_for("gpu"):
-    assert lanes.num_lanes(8) == 1
-    keep = lanes.Keeper()
-    keep(jnp.ones(2))
-    assert not keep.kept
+    assert lanes.num_lanes(8, lanes.WORTHWHILE) == 1
 
 
 @pytest.mark.usefixtures("optimised")
