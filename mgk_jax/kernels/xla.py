@@ -60,7 +60,9 @@ _attention.defvjp(_forward, _backward)
 def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Outputs [B, N, T, V] and log normalisers [B, N, T] (+inf for a query that attends to nothing)."""
   exp = exponential.of_tiles(heads.query.dtype)
-  value_VS = heads.pad_columns(_with_ones(jnp.swapaxes(value_BNSV, 2, 3)))  # with ones a product sums the weights, too
+  value_VS = heads.pad_columns(jnp.swapaxes(value_BNSV, 2, 3))
+  if heads.dropped is None:  # then with ones the same product sums the weights
+    value_VS = _with_ones(value_VS)
 
   def tile(place: Place, state: tuple[jax.Array, jax.Array], keep: Keeper) -> tuple[jax.Array, jax.Array]:
     peaks, totals = state
@@ -74,12 +76,12 @@ def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.
       update = keep(value @ weights)
     else:
       dropped, mass = keep(weights * dropout), keep(jnp.sum(weights, axis=0, keepdims=True))
-      update = jnp.concatenate([keep(value[:-1] @ dropped), mass])
+      update = jnp.concatenate([keep(value @ dropped), mass])
     totals = heads.set_rows(totals, place, heads.rows_so_far(totals, place) * fading + update)
     return heads.set_rows(peaks, place, lanes.after(totals, peak) if keep.has_company else peak), totals
 
   lowest = float(jnp.finfo(heads.query.dtype).min)  # finite, as −inf less −inf would be NaN
-  start = Start((1, heads.padded_T), lowest), Start((value_VS.shape[2], heads.padded_T))
+  start = Start((1, heads.padded_T), lowest), Start((value_BNSV.shape[3] + 1, heads.padded_T))
   peak, total_VT = heads.visit(tile, start, by_queries=True)
   mass = heads.attending(total_VT[:, :, -1], 0)
   alive = mass > 0
