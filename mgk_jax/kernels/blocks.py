@@ -179,6 +179,8 @@ class Heads:
     if column is not None and column.shape[2] == self.products and dispatch.platform() == "cpu":
       # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
       # XLA:CPU concatenates it slowly, and cuts slowly once it is there.
+      leading = jnp.broadcast_shapes(key.shape[:2], column.shape[:2])
+      key = jnp.broadcast_to(key, (*leading, *key.shape[2:]))
       key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
       ones = jnp.ones((self.B, self.N, 1, self.padded_T), self.query.dtype)
       query_HT = jnp.concatenate([query_HT, ones], axis=2)
@@ -224,7 +226,7 @@ class Heads:
     bias = bias[:, :, None]
     if column is not None:
       return self.pad_columns(column) + bias
-    return jnp.broadcast_to(bias, (self.B, self.N, *bias.shape[2:]))
+    return bias
 
   def visit(self, step: Callable[[Place, Any, Keeper], Any], state: Any, *, by_queries: bool) -> Any:
     """The state after `step(place, state, keep)` for all tiles that hold anything, all of a block one after the other.

@@ -102,13 +102,12 @@ def _backward_heads(
   log_normaliser = heads.pad_rows(log_normaliser, fill=jnp.inf)
   exp = exponential.of_tiles(heads.query.dtype)
   together = C * heads.key_size
-  key_T = jnp.swapaxes(
-    heads.key[..., :H].reshape(heads.B, heads.N, heads.padded_S // heads.key_size, together, H), 3, 4
-  )
+  own = heads.key.shape[:2]
+  key_T = heads.key[..., :H].reshape(*own, heads.padded_S // heads.key_size, together, H).swapaxes(3, 4)
   if heads.has_row:  # with ones under the keys of each product, the one for dq also sums the derivatives by row terms
     ones = jnp.repeat(jnp.eye(C, dtype=heads.query.dtype), heads.key_size, axis=1)
     key_T = jnp.concatenate([key_T, jnp.broadcast_to(ones, (*key_T.shape[:3], *ones.shape))], axis=3)
-  key_T = key_T.reshape(heads.B, heads.N, key_T.shape[2] * key_T.shape[3], together)
+  key_T = key_T.reshape(*own, key_T.shape[2] * key_T.shape[3], together)
 
   def tile(place: Place, state: dict[str, jax.Array], keep: Keeper) -> dict[str, jax.Array]:
     mixing, dropout, normaliser = heads.tile_mixing(place), heads.dropout(place), heads.rows(log_normaliser, place)
