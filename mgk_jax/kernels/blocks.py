@@ -157,7 +157,9 @@ class Heads:
     self.S = scores.key.shape[3]
     self.query_size = _block_size(self.T, QUERY_BLOCK)
     if options.is_causal:  # whole blocks of queries in each of keys: causality cuts through one for each of the former
-      self.key_size = self.query_size * min(KEY_BLOCK // QUERY_BLOCK, -(-self.T // self.query_size))
+      # Those with several products cost more where it cuts, so that smaller tiles are worth it.
+      ratio = max(KEY_BLOCK // QUERY_BLOCK // scores.key.shape[2], 1)
+      self.key_size = self.query_size * min(ratio, -(-self.T // self.query_size))
     else:
       self.key_size = _block_size(self.S, KEY_BLOCK)
     self.padded_T, self.padded_S = (
