@@ -7,12 +7,23 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from mgk_jax.kernels import blocks, checks, dispatch, exponential, masking, reference, scores as scores_lib, tiles
+from mgk_jax.kernels import (
+  blocks,
+  checks,
+  dispatch,
+  exponential,
+  limits as limits_lib,
+  masking,
+  reference,
+  scores as scores_lib,
+  tiles,
+)
 from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
-from mgk_jax.kernels.blocks import Heads, Options, Place, Start
+from mgk_jax.kernels.blocks import Heads, Place, Start
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.lanes import Keeper
+from mgk_jax.kernels.limits import Options
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -169,8 +180,8 @@ def _blocked_statistics(
   elif scores.num_components == 2:  # γ follows from the difference of two scores, which is one product
     row, column = (None if x is None else x[:, :, 1:] - x[:, :, :1] for x in (scores.row, scores.column))
     scores = Scores(scores.query, scores.key[:, :, 1:] - scores.key[:, :, :1], row, column)
-  options, limits = Options(estep, where.is_causal), blocks.limits(where, dims, scores.query.dtype)
-  operands = vary_alike((scores, features, limits, blocks.can_factor(scores, limits)))
+  options, limits = Options(estep, where.is_causal), limits_lib.make(where, dims, scores.query.dtype)
+  operands = vary_alike((scores, features, limits, limits_lib.can_factor(scores, limits)))
   kernel = functools.partial(_statistics_of_heads, dims.M)
   counts, sums = blocks.map_heads(kernel, options, operands)
   if limits.key_bias is not None:

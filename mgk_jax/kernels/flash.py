@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import blocks
-from mgk_jax.kernels.blocks import Limits, Options
+from mgk_jax.kernels import limits as limits_lib
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.heads import over_heads, vary_alike
+from mgk_jax.kernels.limits import Limits, Options
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -92,8 +92,8 @@ def attention(
       for given, full in ((masking.query_lengths, dims.T), (masking.key_lengths, dims.S))
     )
   )
-  limits = blocks.limits(dataclasses.replace(masking, query_lengths=None, key_lengths=None), dims, jnp.float32)
-  factored = None if estep == "hard" else blocks.can_factor(scores, limits)
+  limits = limits_lib.make(dataclasses.replace(masking, query_lengths=None, key_lengths=None), dims, jnp.float32)
+  factored = None if estep == "hard" else limits_lib.can_factor(scores, limits)
   value = jnp.einsum("bsnv->bnsv", value_BSNV)
   scores = dataclasses.replace(scores, scale=None if scores.scale is None else scores.scale[None, None])
   backend.module.check(_plan(scores, value, options, factored is not None))

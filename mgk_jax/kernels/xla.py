@@ -10,13 +10,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from mgk_jax.kernels import blocks, exponential, lanes, tiles
-from mgk_jax.kernels.blocks import Heads, Limits, Options, Place, Start
+from mgk_jax.kernels import blocks, exponential, lanes, limits as limits_lib, tiles
+from mgk_jax.kernels.blocks import Heads, Place, Start
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
 from mgk_jax.kernels.exponential import NATS
 from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.lanes import Keeper
+from mgk_jax.kernels.limits import Limits, Options
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -27,8 +28,8 @@ def attention(
   """h_i = Σ_j A_ij v_j, [B, T, N, V], in float32 or float64."""
   options = Options(estep, masking.is_causal, 0.0 if dropout is None else dropout.rate)
   in_bits = scores.in_bits()
-  limits = blocks.limits(masking, dims, in_bits.query.dtype, dropout)
-  factored = blocks.can_factor(scores, limits)
+  limits = limits_lib.make(masking, dims, in_bits.query.dtype, dropout)
+  factored = limits_lib.can_factor(scores, limits)
   value = jnp.einsum("bsnv->bnsv", value_BSNV).astype(in_bits.query.dtype)
   out_BNTV = _attention(options, *vary_alike((in_bits, value, limits, factored)))
   return jnp.einsum("bntv->btnv", out_BNTV)

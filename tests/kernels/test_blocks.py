@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mgk_jax.kernels.blocks import Heads, Limits, Options, Start
+from mgk_jax.kernels.blocks import Heads, Start
+from mgk_jax.kernels.limits import Limits, Options
 from mgk_jax.kernels.scores import Scores
 
 SIZES = [(1, 1), (1, 700), (127, 127), (130, 64), (700, 1100), (1100, 700), (2500, 2500)]
