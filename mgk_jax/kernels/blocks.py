@@ -198,7 +198,9 @@ class Heads:
     def loop(ranges: Ranges, first: int, last: int) -> Loop:
       return self._loop(step, ranges, first, last, by_queries=by_queries)
 
-    results = lanes.run([[loop(kind, *ends) for kind in ranges] for ends in parts], [start(*ends) for ends in parts])
+    loops = [[loop(kind, *ends) for kind in ranges] for ends in parts]
+    # Numbers of their own for both passes, which often are parts of one program.
+    results = lanes.run(loops, [start(*ends) for ends in parts], first_fill=0 if by_queries else 0.5)
     return _map_starts(lambda start, *x: jnp.concatenate(x).reshape(self.B, self.N, *start.shape), state, *results)
 
   def _loop(

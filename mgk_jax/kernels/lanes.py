@@ -13,7 +13,8 @@ on the way is not. Here all of that is part of the loop's carry, which is alive 
 What is forgotten costs only speed: loops that share memory run one after the other, with all cores for each operation.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,18 +54,39 @@ class Loop(NamedTuple):
   advance: Callable[[jax.Array], jax.Array] = lambda count: count + 1
 
 
-def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree]) -> list[Tree]:
-  """The states of all lanes after their loops, of which those of one lane run one after the other."""
-  results: list[Tree] = []
-  kept: list[jax.Array] = []
+def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: float = 0) -> list[Tree]:
+  """The states of all lanes after their loops, of which those of one lane run one after the other.
+
+  Args:
+    lanes: the loops of each.
+    states: what each lane starts with.
+    first_fill: a number of its own for each call in a program (see `_prepare`).
+  """
   has_company = len(lanes) > 1
-  for loops, state in zip(lanes, states, strict=True):
-    for loop in loops:
-      state, memory = _run(loop, state, first_fill=len(kept), has_company=has_company)
-      kept += memory
+  fill = itertools.count(first_fill)
+  ready = [
+    [_prepare(loop, state, fill, has_company=has_company) for loop in loops]
+    for loops, state in zip(lanes, states, strict=True)
+  ]
+  starts = [jnp.int32(loops[0].start) for loops in lanes]
+  factors: list[jax.Array] = []
+  kept: list[jax.Array] = []
+  if has_company:
+    needed = [(loop.constants, loop.kept) for loops in ready for loop in loops]
+    starts, factors, kept = _on_cores_of_their_own((needed, states), starts)
+  results: list[Tree] = []
+  for loops, state, start in zip(ready, states, starts, strict=True):
+    for number, loop in enumerate(loops):
+      carry = {"count": loop.start if number else start, "goes_on": loop.goes_on, "state": state, "kept": loop.kept}
+      carry = lax.while_loop(lambda carry: carry["goes_on"], loop.body, vary_alike(carry))
+      state = carry["state"]
+      kept += carry["kept"]
     results.append(state)
+  if not has_company:
+    return results
   # After all that any loop has kept: until then it is alive, and no loop uses the memory of another.
-  return [jax.tree.map(lambda x: after(kept, x), state) for state in results] if has_company else results
+  end = [_row_sums(factor, after(kept, jnp.int32(1))) for factor in factors]
+  return [jax.tree.map(lambda x: after(end, x), state) for state in results]
 
 
 def num_lanes(heads: int, pairs: int) -> int:
@@ -72,7 +94,17 @@ def num_lanes(heads: int, pairs: int) -> int:
   return min(LANES, heads) if dispatch.platform() == "cpu" and pairs >= WORTHWHILE else 1
 
 
-def _run(loop: Loop, state: Tree, first_fill: int, *, has_company: bool) -> tuple[Tree, list[jax.Array]]:
+class _Ready(NamedTuple):
+  """A loop's body, the arrays that it needs from outside, and what its carry starts with beside the state."""
+
+  body: Callable[[Tree], Tree]
+  constants: Sequence[jax.Array]
+  start: jax.Array
+  goes_on: jax.Array
+  kept: list[jax.Array]
+
+
+def _prepare(loop: Loop, state: Tree, fill: Iterator[float], *, has_company: bool) -> _Ready:
   def body(carry: Tree) -> Tree:
     keep = Keeper(has_company=has_company)
     state = loop.step(carry["count"], carry["state"], keep)
@@ -83,25 +115,38 @@ def _run(loop: Loop, state: Tree, first_fill: int, *, has_company: bool) -> tupl
 
   start, end = jnp.int32(loop.start), jnp.int32(loop.end)
   # Whether it goes on is part of the carry too: what a condition computes would have memory that loops share.
-  carry = {"count": start, "goes_on": start < end, "state": state}
-  program, shapes = jax.make_jaxpr(body, return_shape=True)(carry)
+  goes_on = start < end
+  program, shapes = jax.make_jaxpr(body, return_shape=True)({"count": start, "goes_on": goes_on, "state": state})
   # Nobody reads what the memory starts with. It differs, since XLA:CPU makes one array of equal ones, and copies it.
-  carry["kept"] = [jnp.full(x.shape, first_fill + i, x.dtype) for i, x in enumerate(shapes["kept"])]
-  if has_company:
-    carry["count"] = _on_another_core((program.consts, carry), start)
-  carry = lax.while_loop(lambda carry: carry["goes_on"], body, vary_alike(carry))
-  return carry["state"], carry["kept"]
+  kept = [jnp.full(x.shape, next(fill), x.dtype) for x in shapes["kept"]]
+  return _Ready(body, program.consts, start, goes_on, kept)
 
 
-def _on_another_core(operands: Tree, x: jax.Array) -> jax.Array:
-  """`x`, computed after all operands of what comes next, in a thread that can go on with that.
+def _on_cores_of_their_own(
+  needed: Tree, starts: Sequence[jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+  """`starts`, each computed after all that is needed, in a thread that can go on from there.
 
-  XLA:CPU goes on in the thread in which the last operand was computed. That is the one that has begun with all of it,
-  which would begin with the next loop only when this one has ended. A product of integers that is large enough for
-  several threads ends in one of those.
+  XLA:CPU goes on in the thread in which the last operand was computed, with one thing after the other: with the next
+  loop when this one has ended. But a product of integers that is large enough for several threads it leaves to those,
+  and the one that ends it goes on from there. So all lanes but the last wait for a product each, and with the last
+  one goes on who has left the products to others.
+
+  Returns:
+    The starts, and the factors and products. These are to be alive until all lanes have ended: what is written to the
+    memory of one that is not has to wait for it.
   """
-  factor = lax.broadcasted_iota(jnp.int32, (128, 128), 0) ^ after(operands, x)
-  return after(jnp.dot(factor, factor.T), x)
+  zero = after(needed, jnp.int32(0))
+  factors = [lax.broadcasted_iota(jnp.int32, (128, 128), 0) ^ (zero + lane) for lane in range(len(starts) - 1)]
+  products = [factor @ factor for factor in factors]
+  own = [after(product, start) for product, start in zip(products, starts[:-1], strict=True)]
+  last = after([_row_sums(factor, jnp.int32(1)) for factor in factors], starts[-1])
+  return [*own, last], factors, products
+
+
+def _row_sums(x: jax.Array, one: jax.Array) -> jax.Array:
+  """The sums of the rows, as a product: XLA:CPU would compute the operand of a sum anew."""
+  return x @ jnp.broadcast_to(one, (x.shape[1], 1))
 
 
 def after(tree: Tree, x: jax.Array) -> jax.Array:
