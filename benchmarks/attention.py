@@ -174,4 +174,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+  timing.keep_memory()
   main()

@@ -1,5 +1,6 @@
 """Timing contenders against each other: alternating repeats in one run, medians, ratios."""
 
+import ctypes
 import dataclasses
 import sys
 import time
@@ -71,6 +72,20 @@ def gradient(
     return out, pull_back(out)
 
   return Contender(name, lambda: compiled(value_and_gradients, *arguments), flops)
+
+
+def keep_memory() -> bool:
+  """Has the process keep memory that a program frees, for the next one; whether it does: only glibc knows how.
+
+  By itself glibc hands large pieces back to the system after every run, or not, depending on what was allocated before;
+  what it has handed back costs a page fault for every 4 KiB in the next run. To be called before JAX computes anything,
+  as threads that have memory already go on as before. `docs/guides/train.md` tells users how to have the same.
+  """
+  settings = {-8: 1, -4: 0, -1: 2**31 - 1}  # M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD
+  if not sys.platform.startswith("linux"):
+    return False
+  mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+  return mallopt is not None and all(mallopt(*setting) == 1 for setting in settings.items())
 
 
 def measure(contenders: Sequence[Contender], repeats: int, seconds: float = 0.0) -> list[Measurement]:

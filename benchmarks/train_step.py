@@ -166,4 +166,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+  timing.keep_memory()
   main()

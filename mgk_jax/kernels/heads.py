@@ -1,9 +1,9 @@
-"""Runs a kernel for one head of one example over all of them, in place of `vmap`.
+"""Runs a kernel on the examples and heads that a device holds, in place of `vmap`.
 
 A kernel whose loops end where the sequence ends cannot be vectorised over examples of different lengths without
 running every one of them to the longest; and a plain loop over the batch would gather a batch that is sharded over
-devices. `lanes.one_by_one` within `over_heads` does neither: under `vmap` the new axis joins the batch, and each
-device loops over the examples and heads that it holds, with no communication.
+devices. `over_heads` does neither: under `vmap` the new axis joins the batch, and each device loops over the examples
+and heads that it holds, with no communication.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """Loops that run side by side: they compute what they would one after the other, and share no memory."""
 
+import itertools
 import re
 
 import jax
@@ -50,6 +51,34 @@ def test_infinities_and_nans_on_the_way_stay_there():
 
   np.testing.assert_array_equal(run(jnp.array([jnp.inf, -jnp.inf])), np.zeros((2, 2)))
   assert np.all(np.isnan(run(jnp.full(2, jnp.nan))))
+
+
+@pytest.mark.usefixtures("optimised")
+def test_lanes_start_without_waiting_for_each_other():
+  """What hands a lane to another thread has memory of its own: it is alive until all loops have ended.
+
+  If it were not, the last lane's first number could be written there, and would have to wait until the other has begun.
+  """
+
+  def loop():
+    return Loop(3, lambda i, state, keep: state + keep(jnp.sin(state)))
+
+  program = jax.jit(lambda x: lanes.run([[loop()], [loop()], [loop()]], [x, 2 * x, 3 * x]))
+  text = program.lower(jnp.ones(100)).compile().as_text()
+  (entry,) = re.findall(r"^ENTRY .*?\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+  operands = {
+    name: re.findall(r"%([\w.\-]+)", rest)
+    for name, rest in re.findall(r"^ *(?:ROOT )?%([\w.\-]+) = (.*)$", entry, re.MULTILINE)
+  }
+
+  def needed(name):
+    return {name}.union(*map(needed, operands.get(name, ())))
+
+  loops = {name for name in operands if name.startswith("while")}
+  products = re.findall(r"%([\w.\-]+) = s32\[128,128\]\S* dot\(%([\w.\-]+)", entry)
+  assert len(loops) == 3 and len(products) == 2
+  for array in itertools.chain(*products):
+    assert any(loops <= needed(user) for user, used in operands.items() if array in used)
 
 
 def test_where_there_are_lanes():
