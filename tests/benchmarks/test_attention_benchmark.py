@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -24,6 +26,27 @@ def test_ratios_and_units():
   header, _, *body = rows(timing.table([measured("a", 0.2), measured("b", 0.05, None)], ["a", "b", "not measured"]))
   assert header == ["contender", "ms", "× a", "× b", "temporary MiB", "GFLOP"]
   assert body == [["a", "200.0", "1.00", "4.00", "3.0", "2.50"], ["b", "50.0", "0.25", "1.00", "3.0"]]
+
+
+def test_memory_stays_with_the_process():
+  """So that a second array of 64 MiB needs no page fault, where glibc by itself has one for every page."""
+  program = """
+import resource
+import numpy as np
+from benchmarks import timing
+
+if not timing.keep_memory():
+  raise SystemExit(77)
+np.ones(2**23)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**23)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+  found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+  if found.returncode == 77:
+    pytest.skip("another allocator than glibc's")
+  assert found.returncode == 0, found.stderr
+  assert int(found.stdout) < 100
 
 
 def test_every_round_runs_every_contender():

@@ -74,7 +74,7 @@ def test_lanes_start_without_waiting_for_each_other():
   def needed(name):
     return {name}.union(*map(needed, operands.get(name, ())))
 
-  loops = {name for name in operands if name.startswith("while")}
+  loops = set(re.findall(r"%([\w.\-]+) = \(.*? while\(", entry))
   products = re.findall(r"%([\w.\-]+) = s32\[128,128\]\S* dot\(%([\w.\-]+)", entry)
   assert len(loops) == 3 and len(products) == 2
   for array in itertools.chain(*products):
