@@ -44,14 +44,13 @@ def _attention(
 
 def _forward(options: Options, scores: Scores, value_BNSV: jax.Array, limits: Limits, factored: jax.Array | None):
   operands = (scores, value_BNSV, limits, factored)
-  out, log_normaliser = blocks.map_heads(_forward_heads, options, operands)
-  return out, (operands, out, log_normaliser)
+  out_BNVT, log_normaliser = blocks.map_heads(_forward_heads, options, operands)
+  return jnp.swapaxes(out_BNVT, 2, 3), (operands, out_BNVT, log_normaliser)
 
 
 def _backward(options: Options, residuals, by_out: jax.Array):
-  operands, out, log_normaliser = residuals
-  mean_by_weight = jnp.einsum("bntv,bntv->bnt", out, by_out)
-  by_scores, by_value = blocks.map_heads(_backward_heads, options, (*operands, by_out, log_normaliser, mean_by_weight))
+  operands, *results = residuals
+  by_scores, by_value = blocks.map_heads(_backward_heads, options, (*operands, *results, by_out))
   return by_scores, by_value, None, None
 
 
@@ -59,7 +58,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Outputs [B, N, T, V] and log normalisers [B, N, T] (+inf for a query that attends to nothing)."""
+  """Outputs [B, N, V, T] and log normalisers [B, N, T] (+inf for a query that attends to nothing)."""
   exp = exponential.of_tiles(heads.query.dtype)
   value_VS = heads.pad_columns(jnp.swapaxes(value_BNSV, 2, 3))
   if heads.dropped is None:  # then with ones the same product sums the weights
@@ -87,25 +86,27 @@ def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.
   mass = heads.attending(total_VT[:, :, -1], 0)
   alive = mass > 0
   mass = jnp.where(alive, mass, 1)
-  out_VT = jnp.where(alive[:, :, None], total_VT[:, :, :-1] / mass[:, :, None], 0)
+  out_VT = jnp.where(alive[:, :, None], total_VT[:, :, :-1] / mass[:, :, None], 0)[..., : heads.T]
   log_normaliser = jnp.where(alive, peak[:, :, 0] + jnp.log2(mass), jnp.inf)
-  return jnp.swapaxes(out_VT, 2, 3)[:, :, : heads.T], log_normaliser[:, :, : heads.T]
+  return out_VT, log_normaliser[:, :, : heads.T]
 
 
 def _backward_heads(
-  heads: Heads, value_BNSV: jax.Array, by_out_BNTV: jax.Array, log_normaliser: jax.Array, mean_by_weight: jax.Array
+  heads: Heads, value_BNSV: jax.Array, out_BNVT: jax.Array, log_normaliser: jax.Array, by_out_BNTV: jax.Array
 ) -> tuple[Scores, jax.Array]:
   """The gradients by the scores' operands and by the values."""
   C, M, V, H = heads.products, heads.num_components, value_BNSV.shape[3], heads.query.shape[3]
   value, by_out = heads.pad_columns(value_BNSV, -2), heads.pad_rows(by_out_BNTV, -2)
   by_out_VT = jnp.swapaxes(by_out, 2, 3) * NATS
-  mean_by_weight = heads.pad_rows(mean_by_weight) * NATS
+  # As a product with ones: XLA:CPU is slow with the sum of a product.
+  ones = jnp.ones((heads.B, heads.N, V), by_out.dtype)
+  mean_by_weight = jnp.einsum("bnv,bnvt->bnt", ones, heads.pad_rows(out_BNVT) * by_out_VT)
   log_normaliser = heads.pad_rows(log_normaliser, fill=jnp.inf)
   exp = exponential.of_tiles(heads.query.dtype)
   together = C * heads.key_size
   own = heads.key.shape[:2]
   key_T = heads.key[..., :H].reshape(*own, heads.padded_S // heads.key_size, together, H).swapaxes(3, 4)
-  if heads.has_row:  # with ones under the keys of each product, the one for dq also sums the derivatives by row terms
+  if heads.has_row and M == C:  # with ones under the keys of each product, the one for dq also sums those by row terms
     ones = jnp.repeat(jnp.eye(C, dtype=heads.query.dtype), heads.key_size, axis=1)
     key_T = jnp.concatenate([key_T, jnp.broadcast_to(ones, (*key_T.shape[:3], *ones.shape))], axis=3)
   key_T = key_T.reshape(*own, key_T.shape[2] * key_T.shape[3], together)
@@ -133,7 +134,7 @@ def _backward_heads(
       assert column_part is not None
       parts = [keep(part) for part in tiles.by_component(gradient, mixing)[:-1]]
       rows, columns = ([keep(jnp.sum(part, axis=axis)) for part in parts] for axis in (0, 1))
-      row_part = jnp.stack([*rows, row_part[0] - sum(rows)])
+      row_part = jnp.stack([*rows, -sum(rows)])  # over all keys, those of all components add up to zero
       column_part = jnp.concatenate([*columns, column_part - sum(columns)])
     if heads.has_row:
       state = state | {"row": heads.add_rows(state["row"], place, row_part)}
