@@ -4,7 +4,8 @@ XLA:CPU runs one operation after the other and cuts each into parts for all core
 every operation, and what one core has written another one reads. Two loops that need nothing of each other it can run
 at the same time instead, each with its tiles in the caches of one core, but only if no two operations of theirs write
 to the same memory. It gives memory to what is alive at a moment, and while one loop runs, what the other one computes
-on the way is not. Here all of that is part of the loop's carry, which is alive until the last loop has ended:
+on the way is not. Here all of that is part of the loop's carry, which is alive until the last loop has ended. One loop
+does without: the last in XLA's order, while all that the others have is alive. XLA lets its arrays share memory.
 
     def step(count, state, keep):
       product = keep(a @ b)  # computed anew in each step, always in the same memory
@@ -34,13 +35,13 @@ WORTHWHILE = 2**18  # pairs of a query and a key
 class Keeper:
   """The memory of one loop that has others beside it, for what a step computes on the way; `keep(x)` is x."""
 
-  def __init__(self, *, has_company: bool):
-    self.has_company = has_company
+  def __init__(self, *, keeps: bool):
+    self.keeps = keeps
     self.kept: list[jax.Array] = []
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """`x`, which gets memory of its own."""
-    if self.has_company:
+    if self.keeps:
       self.kept.append(x)
     return x
 
@@ -65,8 +66,9 @@ def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: 
   has_company = len(lanes) > 1
   fill = itertools.count(first_fill)
   ready = [
-    [_prepare(loop, state, fill, has_company=has_company) for loop in loops]
-    for loops, state in zip(lanes, states, strict=True)
+    # The first lane, which waits for a product, comes last in XLA's order, unless several loops follow each other.
+    [_prepare(loop, state, fill, keeps=has_company and (number > 0 or len(loops) > 1)) for loop in loops]
+    for number, (loops, state) in enumerate(zip(lanes, states, strict=True))
   ]
   starts = [jnp.int32(loops[0].start) for loops in lanes]
   factors: list[jax.Array] = []
@@ -80,7 +82,8 @@ def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: 
       carry = {"count": loop.start if number else start, "goes_on": loop.goes_on, "state": state, "kept": loop.kept}
       carry = lax.while_loop(lambda carry: carry["goes_on"], loop.body, vary_alike(carry))
       state = carry["state"]
-      kept += carry["kept"]
+      # What a loop reads must not become memory of another one either.
+      kept += [carry["count"], *carry["kept"], *loop.constants]
     results.append(state)
   if not has_company:
     return results
@@ -104,12 +107,12 @@ class _Ready(NamedTuple):
   kept: list[jax.Array]
 
 
-def _prepare(loop: Loop, state: Tree, fill: Iterator[float], *, has_company: bool) -> _Ready:
+def _prepare(loop: Loop, state: Tree, fill: Iterator[float], *, keeps: bool) -> _Ready:
   def body(carry: Tree) -> Tree:
-    keep = Keeper(has_company=has_company)
+    keep = Keeper(keeps=keeps)
     state = loop.step(carry["count"], carry["state"], keep)
     count = loop.advance(carry["count"])
-    if has_company:  # it is written over this step's count: last of all, and from memory of its own
+    if keeps:  # it is written over this step's count: last of all, and from memory of its own
       count = keep(after(state, count))
     return {"count": count, "goes_on": count < end, "state": state, "kept": keep.kept}
 

@@ -78,7 +78,7 @@ def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.
       dropped, mass = keep(weights * dropout), keep(jnp.sum(weights, axis=0, keepdims=True))
       update = jnp.concatenate([keep(value @ dropped), mass])
     totals = heads.set_rows(totals, place, heads.rows_so_far(totals, place) * fading + update)
-    return heads.set_rows(peaks, place, lanes.after(totals, peak) if keep.has_company else peak), totals
+    return heads.set_rows(peaks, place, lanes.after(totals, peak) if keep.keeps else peak), totals
 
   lowest = float(jnp.finfo(heads.query.dtype).min)  # finite, as −inf less −inf would be NaN
   start = Start((1, heads.padded_T), lowest), Start((value_BNSV.shape[3] + 1, heads.padded_T))
