@@ -79,7 +79,7 @@ def gaussian(query_BTNH: jax.Array, key_BSNMH: jax.Array, log_prior: jax.Array |
   precision = 1 / variance.astype(query.dtype)
   column = -jnp.einsum("bsnmh,bsnmh->bnms", key, key) / 2 * jnp.broadcast_to(precision, key.shape[3:4])[:, None]
   if log_prior is not None:
-    column = column + _prior_by_column(log_prior, query.dtype)
+    column = column + _prior_by_column(log_prior, key.shape[1], query.dtype)
   row = None
   if variance.ndim:
     norm = jnp.einsum("btnh,btnh->bnt", query, query)
@@ -102,7 +102,7 @@ def shifted_gaussian(
   column = -jnp.einsum("bsnh,nmh->bnms", key, shift) * precision
   shared = -jnp.einsum("bsnh,bsnh->bns", key, key) / 2 * precision
   if log_prior is not None:
-    column = column + _prior_by_column(log_prior, query.dtype)
+    column = column + _prior_by_column(log_prior, key.shape[1], query.dtype)
   return Scores(*_by_head(query_BTNH, key_BSNH[:, :, :, None]), row, column, shared, precision[None])
 
 
@@ -121,7 +121,10 @@ def shift_keys(key_BSNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
   return at_least_float32(key_BSNH)[:, :, :, None] + shift_NMH
 
 
-def _prior_by_column(log_prior: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """The prior [N, M] or [S, N, M] as [N, M, 1 or S]."""
+def _prior_by_column(log_prior: jax.Array, S: int, dtype: jnp.dtype) -> jax.Array:
+  """The prior [N, M] or [S, N, M] as [N, M, S]."""
   log_prior = log_prior.astype(dtype)
-  return log_prior[..., None] if log_prior.ndim == 2 else jnp.einsum("snm->nms", log_prior)
+  if log_prior.ndim == 3:
+    return jnp.einsum("snm->nms", log_prior)
+  # By a product with ones, so that the derivative is one too: XLA:CPU takes long to begin with a small sum.
+  return jnp.einsum("nm,s->nms", log_prior, jnp.ones(S, dtype))
