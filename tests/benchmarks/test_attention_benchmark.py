@@ -95,6 +95,19 @@ def test_groups_take_turns(monkeypatch):
   assert [sorted(ran[i : i + 4]) for i in range(3, 15, 4)] == [["a", "b", "c", "c"]] * 3
 
 
+def test_rests_come_last(monkeypatch):
+  """Once in a turn, after as many runs as the others had."""
+  events = []
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: float(len(events)))
+  monkeypatch.setattr(timing.time, "sleep", lambda seconds: events.append(seconds) if seconds else None)
+  group = [
+    Contender(name, lambda name=name, rest=rest: Program(lambda: events.append(name), rest=rest))
+    for name, rest in (("a", 0.5), ("b", 0.0))
+  ]
+  timing.measure(group, repeats=2, seconds=6)
+  assert events == ["a", 0.5, "b", *(["b"] * 3 + ["a"] * 3 + [0.5]) * 2]
+
+
 def test_claims_are_judged_by_the_worst_ratio(monkeypatch, capsys, tmp_path):
   seconds = iter([1.0, 0.5, 0.55, 1.0, 0.7, 0.59])
   names = ("softmax 4 heads", "sMGK 2 heads", "sMGK 2 heads, hard")
