@@ -166,5 +166,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-  timing.keep_memory()
-  main()
+  main()  # memory is handed back: what these models take together is more than many a machine has
