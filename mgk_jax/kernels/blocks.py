@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mgk_jax.kernels import dispatch, dropout as dropout_lib, lanes, tiles
+from mgk_jax.kernels import dropout as dropout_lib, lanes, tiles
 from mgk_jax.kernels.heads import over_heads, vary_alike
 from mgk_jax.kernels.lanes import Keeper, Loop
 from mgk_jax.kernels.limits import Limits, Options
-from mgk_jax.kernels.padding import fill_up
-from mgk_jax.kernels.scores import Scores
-
-QUERY_BLOCK = 256
-KEY_BLOCK = 512
+from mgk_jax.kernels.operands import Operands
 
 
 class Place(NamedTuple):
@@ -55,12 +51,12 @@ def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any,
   Args:
     kernel: takes `Heads` and the operands that are not part of them.
     options: of all heads.
-    operands: scores, anything, limits, what `can_factor` says, and anything; with axes [B or 1, N or 1].
+    operands: those of the tiles, anything, limits, what `can_factor` says, and anything; with axes [B or 1, N or 1].
   """
 
   def run(use_factors: bool, operands: tuple[Any, ...]) -> Any:
-    scores, first, limits, _, *rest = operands
-    return kernel(Heads(scores, limits, options, factored=use_factors), first, *rest)
+    own, first, limits, _, *rest = operands
+    return kernel(Heads(own, limits, options, factored=use_factors), first, *rest)
 
   def local(operands: tuple[Any, ...]) -> Any:
     factored = operands[3]
@@ -73,102 +69,47 @@ def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any,
 
 
 class Heads:
-  """The operands of all heads that a device holds, padded to whole blocks, and their tiles.
+  """The operands of all heads that a device holds, and their tiles.
 
   Arrays have leading axes [B, N], or those that they are given, of which size 1 is broadcast.
 
   Attributes:
-    query: [T', H]; T' is T padded.
-    query_HT: its transpose, with a row of ones if the keys hold the column terms.
-    key: [blocks·C·keys, H or H + 1] with C = M or 1: all components of a block together, so that one product yields
-      all tiles; on CPUs with the column terms beside them, where there are as many as products.
-    products: C.
-    row: M arrays [T'], or None.
-    column: what is left to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
+    form: the sizes.
+    query_HT, key: as in `Operands`.
+    row: what is to add for each query: M arrays [T'], or None.
+    column: what is to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
       between the components in `column`.
-    query_size, key_size: of a tile.
-    has_row, has_column, has_shared: whether the scores have these terms, and so their gradients.
   """
 
-  def __init__(self, scores: Scores, limits: Limits, options: Options, *, factored: bool = False):
-    self.options, self.limits = options, limits
-    self.B, self.N, self.T, _ = scores.query.shape
-    self.S = scores.key.shape[3]
-    self.query_size = _block_size(self.T, QUERY_BLOCK)
-    if options.is_causal:  # whole blocks of queries in each of keys: causality cuts through one for each of the former
-      # Those with several products cost more where it cuts, so that smaller tiles are worth it.
-      ratio = max(KEY_BLOCK // QUERY_BLOCK // scores.key.shape[2], 1)
-      self.key_size = self.query_size * min(ratio, -(-self.T // self.query_size))
-    else:
-      self.key_size = _block_size(self.S, KEY_BLOCK)
-    self.padded_T, self.padded_S = (
-      -(-length // size) * size for length, size in ((self.T, self.query_size), (self.S, self.key_size))
-    )
-
-    self.query = self.pad_rows(scores.query, -2)
-    query_HT = jnp.swapaxes(self.query, 2, 3)
-    self.products = scores.key.shape[2]
-    key = self.cut(self.pad_columns(scores.key, -2))
-    row, column = scores.row, scores.column
+  def __init__(self, operands: Operands, limits: Limits, options: Options, *, factored: bool = False):
+    self.options, self.limits, self.form = options, limits, operands.form
+    self.B, self.N = operands.query_HT.shape[:2]
+    self.query_HT, self.key, self.dtype = operands.query_HT, operands.key, operands.query_HT.dtype
+    row, column, bias = (None if x is None else _apart(x) for x in (operands.row, operands.column, operands.bias))
     self.mixing: tiles.Mixing | None = None
     if factored:
       assert row is not None and column is not None
-      column, self.mixing = self._factorise(row, column)
-      row = None
-    self.row = None if row is None else _apart(self.pad_rows(row))
-    column = self._restrict(column, scores.shared)
-    if column is not None and column.shape[2] == self.products and dispatch.platform() == "cpu":
-      # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
-      # XLA:CPU concatenates it slowly, and cuts slowly once it is there.
-      leading = jnp.broadcast_shapes(key.shape[:2], column.shape[:2])
-      key = jnp.broadcast_to(key, (*leading, *key.shape[2:]))
-      key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, 1))).at[..., -1].set(self.cut(column))
-      ones = jnp.ones((self.B, self.N, 1, self.padded_T), self.query.dtype)
-      query_HT = jnp.concatenate([query_HT, ones], axis=2)
-      column = None
-    self.key, self.query_HT = key, query_HT
-    self.column = None if column is None else _apart(column)
-    self.num_components = self.products if scores.column is None else scores.column.shape[2]
-    self.has_row, self.has_column = scores.row is not None, scores.column is not None
-    self.has_shared = scores.shared is not None
+      if options.estep == "hard":
+        self.mixing = tiles.Maxima(row, column)
+      else:
+        self.mixing = tiles.Factors([jnp.exp2(x) for x in row], [jnp.exp2(x) for x in column])
+      row = column = None
+    self.row = row
+    self.column = bias if column is None else column if bias is None else [x + bias[0] for x in column]
 
     segments = limits.query_segments, limits.key_segments
     self.segments = None
     if segments[0] is not None and segments[1] is not None:
-      self.segments = self.pad_rows(segments[0]), self.pad_columns(segments[1])
+      self.segments = self.form.pad_rows(segments[0]), self.form.pad_columns(segments[1])
     mask, rows, columns = limits.pair_mask, limits.dropout_rows, limits.dropout_columns
     if mask is not None:
-      mask = self.pad_rows(mask, -2)
-      mask = mask if mask.shape[-1] == 1 else self.pad_columns(mask)
+      mask = self.form.pad_rows(mask, -2)
+      mask = mask if mask.shape[-1] == 1 else self.form.pad_columns(mask)
     self.pair_mask = mask
-    self.dropped = None if rows is None or columns is None else (self.pad_rows(rows), self.pad_columns(columns))
-
-  def _factorise(self, row_BNMT: jax.Array, column_BNMS: jax.Array) -> tuple[jax.Array, tiles.Mixing]:
-    """ŵ, [B, N, 1, S], and what is left of u and w; zeros for keys that nobody sees, where it is not bounded."""
-    top = jnp.max(column_BNMS, axis=2, keepdims=True)
-    bias = self.limits.key_bias
-    unseen = jnp.isneginf(top if bias is None else top + bias[:, :, None])
-    row = self.pad_rows(row_BNMT - jnp.max(row_BNMT, axis=2, keepdims=True))
-    column = self.pad_columns(jnp.where(unseen, 0, column_BNMS - top))
-    if self.options.estep == "hard":
-      return top, tiles.Maxima(_apart(row), _apart(column))
-    return top, tiles.Factors(_apart(jnp.exp2(row)), _apart(jnp.exp2(column)))
-
-  def _restrict(self, column: jax.Array | None, shared: jax.Array | None) -> jax.Array | None:
-    """All that the scores add for each key, [B, N, M or 1, S'], −inf at masked keys and at padding."""
-    bias = self.limits.key_bias
-    if shared is not None:
-      bias = shared if bias is None else shared + bias
-    if self.padded_S > self.S:
-      bias = jnp.zeros((1, 1, self.S), self.query.dtype) if bias is None else bias
-      bias = self.pad_columns(bias, fill=-jnp.inf)
-    if bias is None:
-      return column
-    bias = bias[:, :, None]
-    if column is not None:
-      return self.pad_columns(column) + bias
-    return bias
+    self.dropped = None
+    if rows is not None and columns is not None:
+      self.dropped = self.form.pad_rows(rows), self.form.pad_columns(columns)
 
   def visit(self, step: Callable[[Place, Any, Keeper], Any], state: Any, *, by_queries: bool) -> Any:
     """The state after `step(place, state, keep)` for all tiles that hold anything, all of a block one after the other.
@@ -183,15 +124,15 @@ class Heads:
     """
     count = self.B * self.N
     if not count:
-      return _map_starts(lambda start: jnp.zeros((self.B, self.N, *start.shape), self.query.dtype), state)
-    num_lanes = lanes.num_lanes(count, count * self.padded_T * self.padded_S)
+      return _map_starts(lambda start: jnp.zeros((self.B, self.N, *start.shape), self.dtype), state)
+    num_lanes = lanes.num_lanes(count, count * self.form.padded_T * self.form.padded_S)
     parts = list(itertools.pairwise(count * i // num_lanes for i in range(num_lanes + 1)))
     ranges = self._ranges(by_queries=by_queries)
 
     def start(first: int, last: int) -> Any:
       def full(start: Start) -> jax.Array:
         own, *rest = start.shape
-        return vary_alike((jnp.full(((last - first) * own, *rest), start.fill, self.query.dtype), self.query))[0]
+        return vary_alike((jnp.full(((last - first) * own, *rest), start.fill, self.dtype), self.query_HT))[0]
 
       return _map_starts(full, state)
 
@@ -233,10 +174,10 @@ class Heads:
 
   def _ranges(self, *, by_queries: bool) -> list[Ranges]:
     """The tiles that hold anything: those that causality cuts, if it does, and those that it does not."""
-    blocks_T, blocks_S = self.padded_T // self.query_size, self.padded_S // self.key_size
-    Q = self._filled(self.limits.query_length, self.query_size, blocks_T)
-    K = self._filled(self.limits.key_length, self.key_size, blocks_S)
-    ratio = self.key_size // self.query_size
+    blocks_T, blocks_S = self.form.padded_T // self.form.query_size, self.form.padded_S // self.form.key_size
+    Q = self._filled(self.limits.query_length, self.form.query_size, blocks_T)
+    K = self._filled(self.limits.key_length, self.form.key_size, blocks_S)
+    ratio = self.form.key_size // self.form.query_size
     is_full = not self.options.is_causal and self.limits.query_length is None and self.limits.key_length is None
     outer, filled, inner_filled, inner_blocks = (
       (jnp.arange(blocks_T), Q, K, blocks_S) if by_queries else (jnp.arange(blocks_S), K, Q, blocks_T)
@@ -258,14 +199,6 @@ class Heads:
     filled = jnp.int32(blocks) if length is None else jnp.minimum(-(-length.astype(jnp.int32) // size), blocks)
     return jnp.broadcast_to(filled, (self.B, self.N)).reshape(-1, 1)
 
-  def pad_rows(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
-    """Fills the queries along `axis` up to whole blocks."""
-    return fill_up(x, self.query_size, axis=axis, fill=fill)
-
-  def pad_columns(self, x: jax.Array, axis: int = -1, fill: float = 0) -> jax.Array:
-    """Fills the keys along `axis` up to whole blocks."""
-    return fill_up(x, self.key_size, axis=axis, fill=fill)
-
   def _of_head(self, x: jax.Array, place: Place, blocks: Mapping[int, tuple[jax.Array, int]]) -> jax.Array:
     """`x`[b, n] of a tile's head, and of the axes (from the last) in `blocks` the block of that number and size."""
     own = [index if size > 1 else jnp.int32(0) for index, size in zip(place[:2], x.shape, strict=False)]
@@ -276,15 +209,20 @@ class Heads:
 
   def rows(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
     """The queries of a tile from an array that has the padded queries along `axis`."""
-    return self._of_head(x, place, {axis: (place.query_block, self.query_size)})
+    return self._of_head(x, place, {axis: (place.query_block, self.form.query_size)})
+
+  def queries(self, place: Place) -> jax.Array:
+    """The queries of a tile, [H, queries]."""
+    axes = {-2: (jnp.int32(0), self.form.H), -1: (place.query_block, self.form.query_size)}
+    return self._of_head(self.query_HT, place, axes)
 
   def columns(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
     """The keys of a tile from an array that has the padded keys along `axis`."""
-    return self._of_head(x, place, {axis: (place.key_block, self.key_size)})
+    return self._of_head(x, place, {axis: (place.key_block, self.form.key_size)})
 
   def block(self, x: jax.Array, place: Place) -> jax.Array:
     """The part of a tile's key block from an array that has the parts of all key blocks along its third axis."""
-    size = x.shape[2] * self.key_size // self.padded_S
+    size = x.shape[2] * self.form.key_size // self.form.padded_S
     return self._of_head(x, place, {2 - x.ndim: (place.key_block, size)})
 
   def rows_so_far(self, x: jax.Array, place: Place) -> jax.Array:
@@ -301,31 +239,20 @@ class Heads:
 
   def add_block(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
     """A state that has the parts of all key blocks along its first axis, with `update` added to that of a tile's."""
-    first = (place.own * (self.padded_S // self.key_size) + place.key_block) * len(update)
+    first = (place.own * (self.form.padded_S // self.form.key_size) + place.key_block) * len(update)
     present = lax.dynamic_slice_in_dim(x, first, len(update), allow_negative_indices=False)
     return lax.dynamic_update_slice_in_dim(x, present + update, first, 0, allow_negative_indices=False)
 
   def _rows_of_state(self, x: jax.Array, place: Place) -> tuple[list[jax.Array], list[int]]:
     """Where the queries of a tile begin in a state, and their shape. The heads of a lane lie along the first axis."""
     size = len(x) // place.lane_size
-    return [place.own * size, place.query_block * self.query_size], [size, self.query_size]
-
-  def cut(self, x: jax.Array) -> jax.Array:
-    """[B, N, C, S', …] → [B, N, blocks·C·keys, …]."""
-    *leading, C, _ = x.shape[:4]
-    apart = x.reshape(*leading, C, self.padded_S // self.key_size, self.key_size, *x.shape[4:])
-    return jnp.swapaxes(apart, 2, 3).reshape(*leading, C * self.padded_S, *x.shape[4:])
-
-  def join(self, x: jax.Array, C: int) -> jax.Array:
-    """[B, N, blocks·C·keys, …] → [B, N, C, S, …], the inverse of `cut` but for the padding."""
-    apart = x.reshape(*x.shape[:2], self.padded_S // self.key_size, C, self.key_size, *x.shape[3:])
-    return jnp.swapaxes(apart, 2, 3).reshape(*x.shape[:2], C, self.padded_S, *x.shape[3:])[:, :, :, : self.S]
+    return [place.own * size, place.query_block * self.form.query_size], [size, self.form.query_size]
 
   def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
     restrictions = []
     if self.pair_mask is not None:
-      axes = {-2: (place.query_block, self.query_size), -1: (place.key_block, self.key_size)}
+      axes = {-2: (place.query_block, self.form.query_size), -1: (place.key_block, self.form.key_size)}
       if self.pair_mask.shape[-1] == 1:
         del axes[-1]
       restrictions.append(self._of_head(self.pair_mask, place, axes).T)
@@ -333,8 +260,8 @@ class Heads:
       query_segments, key_segments = self.segments
       restrictions.append(self.columns(key_segments, place)[:, None] == self.rows(query_segments, place))
     if place.is_cut:
-      query_index = place.query_block * self.query_size + jnp.arange(self.query_size)
-      key_index = place.key_block * self.key_size + jnp.arange(self.key_size)
+      query_index = place.query_block * self.form.query_size + jnp.arange(self.form.query_size)
+      key_index = place.key_block * self.form.key_size + jnp.arange(self.form.key_size)
       restrictions.append(key_index[:, None] <= query_index)
     return functools.reduce(jnp.logical_and, restrictions) if restrictions else None
 
@@ -346,7 +273,7 @@ class Heads:
     product = keep(keep(self.block(self.key, place)) @ keep(self.rows(self.query_HT, place)))
     row = None if self.row is None else [self.rows(x, place) for x in self.row]
     column = None if self.column is None else [self.columns(x, place) for x in self.column]
-    apart = [product] if self.products == 1 else product.reshape(self.products, self.key_size, self.query_size)
+    apart = [product] if self.form.products == 1 else product.reshape(self.form.products, -1, self.form.query_size)
     if row is None and column is None and allowed is None:
       return apart
     scores = tiles.scores(apart, row, column, allowed)
@@ -364,7 +291,7 @@ class Heads:
     if self.dropped is None:
       return None
     rows, columns = self.rows(self.dropped[0], place), self.columns(self.dropped[1], place)
-    return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.query.dtype)
+    return dropout_lib.multiplier(rows[None, :], columns[:, None], self.options.dropout_rate, self.dtype)
 
   def attending(self, x: jax.Array, otherwise: float) -> jax.Array:
     """An array [B, N, T'] of one number per query with `otherwise` past the query lengths."""
@@ -380,9 +307,3 @@ def _apart(x: jax.Array) -> list[jax.Array]:
 
 def _map_starts(function: Callable[..., jax.Array], *trees: Any) -> Any:
   return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, Start))
-
-
-def _block_size(length: int, target: int) -> int:
-  """The size near `target` that pads least; the whole length if it is short."""
-  count = -(-length // target)
-  return length if count == 1 else -(-length // (count * 16)) * 16

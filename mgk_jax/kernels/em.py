@@ -1,6 +1,7 @@
 """The M step of expectation maximisation for the mixture of keys: priors (setting B of the paper) and variances."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from mgk_jax.kernels import (
   exponential,
   limits as limits_lib,
   masking,
+  operands as operands_lib,
   reference,
   scores as scores_lib,
   tiles,
@@ -21,9 +23,9 @@ from mgk_jax.kernels import (
 from mgk_jax.kernels.attention import EStep, Implementation, Lengths, Segments, check_mixture
 from mgk_jax.kernels.blocks import Heads, Place, Start
 from mgk_jax.kernels.checks import Dims
-from mgk_jax.kernels.heads import vary_alike
+from mgk_jax.kernels.heads import context, vary_alike
 from mgk_jax.kernels.lanes import Keeper
-from mgk_jax.kernels.limits import Options
+from mgk_jax.kernels.limits import Limits, Options
 from mgk_jax.kernels.masking import Masking
 from mgk_jax.kernels.scores import Scores
 
@@ -172,18 +174,27 @@ def _features(query: jax.Array, moments: bool) -> jax.Array:
 def _blocked_statistics(
   scores: Scores, where: Masking, dims: Dims, estep: str, moments: bool
 ) -> tuple[jax.Array, jax.Array]:
-  features = _features(scores.query, moments)
+  options, limits = Options(estep, where.is_causal), limits_lib.make(where, dims, scores.query.dtype)
+  return _compiled_statistics(options, moments, context(), scores, limits)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _compiled_statistics(
+  options: Options, moments: bool, traced_for: Any, scores: Scores, limits: Limits
+) -> tuple[jax.Array, jax.Array]:
+  """For calls outside of `jax.jit`, which would trace all loops every time; inside, as if it were not there."""
+  del traced_for
+  features, M = _features(scores.query, moments), scores.num_components
   assert scores.column is not None
   alive = jnp.any(scores.column > -jnp.inf, axis=2, keepdims=True)
   if scores.key.shape[2] == 1:  # a product that the components share cancels in γ
     scores = Scores(scores.query[..., :0], scores.key[..., :0], scores.row, scores.column)
-  elif scores.num_components == 2:  # γ follows from the difference of two scores, which is one product
+  elif M == 2:  # γ follows from the difference of two scores, which is one product
     row, column = (None if x is None else x[:, :, 1:] - x[:, :, :1] for x in (scores.row, scores.column))
     scores = Scores(scores.query, scores.key[:, :, 1:] - scores.key[:, :, :1], row, column)
-  options, limits = Options(estep, where.is_causal), limits_lib.make(where, dims, scores.query.dtype)
-  operands = vary_alike((scores, features, limits, limits_lib.can_factor(scores, limits)))
-  kernel = functools.partial(_statistics_of_heads, dims.M)
-  counts, sums = blocks.map_heads(kernel, options, operands)
+  prepared, factored = operands_lib.prepare(scores, limits, options), limits_lib.can_factor(scores, limits)
+  kernel = functools.partial(_statistics_of_heads, M)
+  counts, sums = blocks.map_heads(kernel, options, vary_alike((prepared, features, limits, factored)))
   if limits.key_bias is not None:
     alive = alive & (limits.key_bias == 0)[:, :, None]
   return jnp.where(alive, counts, 0), jnp.where(alive[..., None], sums, 0)
@@ -191,9 +202,10 @@ def _blocked_statistics(
 
 def _statistics_of_heads(M: int, heads: Heads, features_BNTF: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The sums, [B, N, M, S] and [B, N, M, S, F]; with M − 1 scores, these are differences to the first one."""
-  attending = (jnp.arange(heads.padded_T) < heads.T).astype(features_BNTF.dtype)
-  attending = heads.attending(jnp.broadcast_to(attending, (*features_BNTF.shape[:2], heads.padded_T)), 0)[..., None]
-  features = jnp.concatenate([heads.pad_rows(features_BNTF, -2), attending], axis=-1) * attending
+  form = heads.form
+  attending = (jnp.arange(form.padded_T) < form.T).astype(features_BNTF.dtype)
+  attending = heads.attending(jnp.broadcast_to(attending, (*features_BNTF.shape[:2], form.padded_T)), 0)[..., None]
+  features = jnp.concatenate([form.pad_rows(features_BNTF, -2), attending], axis=-1) * attending
   F, exp = features.shape[-1], exponential.of_tiles(features.dtype)
   counts_only = F == 1  # then the first component is what the others leave of all
 
@@ -201,7 +213,7 @@ def _statistics_of_heads(M: int, heads: Heads, features_BNTF: jax.Array) -> tupl
     allowed = heads.allowed(place)
     scores: list[jax.Array] = []
     if heads.mixing is None:
-      zeros = jnp.zeros((M - heads.num_components, 1, 1), features.dtype)
+      zeros = jnp.zeros((M - form.components, 1, 1), features.dtype)
       scores = [*zeros, *heads.scores(place, keep, allowed=None)]
     gamma = tiles.responsibilities(scores, heads.options.estep, heads.tile_mixing(place), exp)
     gamma = [tile if allowed is None else jnp.where(allowed, tile, 0) for tile in gamma]
@@ -209,15 +221,15 @@ def _statistics_of_heads(M: int, heads: Heads, features_BNTF: jax.Array) -> tupl
     if counts_only:
       gamma = gamma[1:]
       if allowed is None:
-        parts = [jnp.broadcast_to(keep(jnp.sum(mine, axis=0)), (heads.key_size, F))]
+        parts = [jnp.broadcast_to(keep(jnp.sum(mine, axis=0)), (form.key_size, F))]
       else:
-        every = jnp.broadcast_to(allowed, (heads.key_size, heads.query_size))
+        every = jnp.broadcast_to(allowed, (form.key_size, form.query_size))
         gamma = [every.astype(mine.dtype), *gamma]
     # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
     parts += [keep(keep(tile) @ mine) for tile in gamma]
     return heads.add_block(sums, place, jnp.concatenate(parts))
 
-  sums = heads.join(heads.visit(tile, Start((M * heads.padded_S, F)), by_queries=False), M)
+  sums = form.join(heads.visit(tile, Start((M * form.padded_S, F)), by_queries=False), M)
   if counts_only:
     first = jnp.maximum(sums[:, :, :1] - jnp.sum(sums[:, :, 1:], axis=2, keepdims=True), 0)
     sums = jnp.concatenate([first, sums[:, :, 1:]], axis=2)

@@ -59,6 +59,11 @@ def present_layout() -> Layout | None:
   return _layout.get()
 
 
+def context() -> tuple[str, Layout | None]:
+  """What decides how a kernel is traced without JAX's knowing: a static argument of what is jitted in the library."""
+  return dispatch.platform(), present_layout()
+
+
 def over_heads(kernel: Callable[[Tree], Tree], operands: Tree) -> Tree:
   """`kernel(operands)` on the examples and heads that a device holds; with `vmap`, the new axis joins the batch.
 

@@ -67,7 +67,7 @@ def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: 
   fill = itertools.count(first_fill)
   ready = [
     # The first lane, which waits for a product, comes last in XLA's order, unless several loops follow each other.
-    [_prepare(loop, state, fill, keeps=has_company and (number > 0 or len(loops) > 1)) for loop in loops]
+    [_prepare(loop, state, fill if has_company else None, keeps=number > 0 or len(loops) > 1) for loop in loops]
     for number, (loops, state) in enumerate(zip(lanes, states, strict=True))
   ]
   starts = [jnp.int32(loops[0].start) for loops in lanes]
@@ -107,7 +107,10 @@ class _Ready(NamedTuple):
   kept: list[jax.Array]
 
 
-def _prepare(loop: Loop, state: Tree, fill: Iterator[float], *, keeps: bool) -> _Ready:
+def _prepare(loop: Loop, state: Tree, fill: Iterator[float] | None, *, keeps: bool) -> _Ready:
+  """A loop that has others beside it if there is a `fill`; without `keeps` its arrays may share memory."""
+  keeps = keeps and fill is not None
+
   def body(carry: Tree) -> Tree:
     keep = Keeper(keeps=keeps)
     state = loop.step(carry["count"], carry["state"], keep)
@@ -119,6 +122,8 @@ def _prepare(loop: Loop, state: Tree, fill: Iterator[float], *, keeps: bool) -> 
   start, end = jnp.int32(loop.start), jnp.int32(loop.end)
   # Whether it goes on is part of the carry too: what a condition computes would have memory that loops share.
   goes_on = start < end
+  if fill is None:
+    return _Ready(body, [], start, goes_on, [])
   program, shapes = jax.make_jaxpr(body, return_shape=True)({"count": start, "goes_on": goes_on, "state": state})
   # Nobody reads what the memory starts with. It differs, since XLA:CPU makes one array of equal ones, and copies it.
   kept = [jnp.full(x.shape, next(fill), x.dtype) for x in shapes["kept"]]

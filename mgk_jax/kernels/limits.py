@@ -9,7 +9,7 @@ from jax import lax
 from mgk_jax.kernels.checks import Dims
 from mgk_jax.kernels.dropout import Dropout
 from mgk_jax.kernels.masking import Masking
-from mgk_jax.kernels.scores import SAFE_RANGE, Scores
+from mgk_jax.kernels.scores import SAFE_RANGE, Scores, over_components
 
 
 class Limits(NamedTuple):
@@ -61,8 +61,8 @@ def can_factor(scores: Scores, limits: Limits) -> jax.Array | None:
     return None
 
   def spread(x_BNML: jax.Array) -> jax.Array:
-    top = jnp.max(x_BNML, axis=2)
-    return jnp.where(jnp.isneginf(top), 0, top - jnp.min(x_BNML, axis=2))
+    top, bottom = over_components(jnp.maximum, x_BNML), over_components(jnp.minimum, x_BNML)
+    return jnp.where(jnp.isneginf(top), 0, top - bottom)[:, :, 0]
 
   row_range, column_range = spread(scores.row), spread(scores.column)
   if limits.key_bias is not None:

@@ -29,11 +29,14 @@ factor 1 ± (S·M) exp(60 − 87.3): far below the rounding of float32. Elsewher
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from mgk_jax.kernels.exponential import NATS
+from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.precision import at_least_float32
 
 SAFE_RANGE = 60.0  # nats
@@ -97,13 +100,44 @@ def shifted_gaussian(
   query, key, shift = (at_least_float32(x) for x in (query_BTNH, key_BSNH, shift_NMH))
   shift = shift.astype(query.dtype)
   precision = 1 / variance.astype(query.dtype)
-  row = jnp.einsum("btnh,nmh->bnmt", query, shift) - jnp.einsum("nmh,nmh->nm", shift, shift)[:, :, None] / 2
-  row = row * precision
-  column = -jnp.einsum("bsnh,nmh->bnms", key, shift) * precision
-  shared = -jnp.einsum("bsnh,bsnh->bns", key, key) / 2 * precision
+  query, key, shift = vary_alike((query, key, shift))
+  row = (_times_shifts(query, shift) - jnp.einsum("nmh,nmh->nm", shift, shift)[:, :, None] / 2) * precision
+  column, shared = -_times_shifts(key, shift) * precision, -_square_norms(key) / 2 * precision
   if log_prior is not None:
     column = column + _prior_by_column(log_prior, key.shape[1], query.dtype)
   return Scores(*_by_head(query_BTNH, key_BSNH[:, :, :, None]), row, column, shared, precision[None])
+
+
+# XLA:CPU takes long for products with few rows or columns unless positions are the last axis of all that is multiplied,
+# and long to turn what it has computed so. Hence derivatives of their own, for a single result each: JAX's `vmap` would
+# count those by one that is not mapped beside one that is for every example.
+
+
+@jax.custom_vjp
+def _times_shifts(x_BLNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
+  """x_l·b_r, [B, N, M, L]."""
+  x_BNHL = jnp.einsum("blnh->bnhl", x_BLNH)
+  shift_BNMH = shift_NMH + jnp.zeros_like(x_BNHL[..., :1].swapaxes(2, 3))  # on the devices of each example
+  return shift_BNMH @ x_BNHL
+
+
+def _by_times_shifts(operands: tuple[jax.Array, jax.Array], by: jax.Array) -> tuple[jax.Array, jax.Array]:
+  x, shift = operands
+  parts = [jnp.einsum("bnl,nh->blnh", by[:, :, r], shift[:, r]) for r in range(shift.shape[1])]
+  return functools.reduce(jnp.add, parts), jnp.sum(jnp.einsum("bnml,blnh->bnmh", by, x), axis=0)
+
+
+_times_shifts.defvjp(lambda *operands: (_times_shifts(*operands), operands), _by_times_shifts)
+
+
+@jax.custom_vjp
+def _square_norms(x_BLNH: jax.Array) -> jax.Array:
+  """‖x_l‖², [B, N, L]."""
+  squares = jnp.einsum("blnh->bnhl", x_BLNH) ** 2
+  return (jnp.ones_like(squares[..., :1].swapaxes(2, 3)) @ squares)[:, :, 0]
+
+
+_square_norms.defvjp(lambda x: (_square_norms(x), x), lambda x, by: (2 * jnp.einsum("bnl,blnh->blnh", by, x),))
 
 
 def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
@@ -114,6 +148,11 @@ def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
 
 def _by_head(query_BTNH: jax.Array, key_BSNKH: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.einsum("btnh->bnth", query_BTNH), jnp.einsum("bsnkh->bnksh", key_BSNKH)
+
+
+def over_components(function: Callable[[jax.Array, jax.Array], jax.Array], x_BNML: jax.Array) -> jax.Array:
+  """`function` of all components, [B, N, 1, L], one after the other: XLA:CPU takes long to begin with a small sum."""
+  return functools.reduce(function, [x_BNML[:, :, r : r + 1] for r in range(x_BNML.shape[2])])
 
 
 def shift_keys(key_BSNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:

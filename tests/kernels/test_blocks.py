@@ -1,11 +1,13 @@
 """Which tiles are visited."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mgk_jax.kernels.blocks import Heads, Start
 from mgk_jax.kernels.limits import Limits, Options
+from mgk_jax.kernels.operands import prepare
 from mgk_jax.kernels.scores import Scores
 
 SIZES = [(1, 1), (1, 700), (127, 127), (130, 64), (700, 1100), (1100, 700), (2500, 2500)]
@@ -16,20 +18,23 @@ def make_heads(T: int, S: int, *, is_causal: bool, lengths: dict[str, list[int]]
   B = max((len(x) for x in lengths.values()), default=1)
   scores = Scores(jnp.zeros((B, 1, T, 4)), jnp.zeros((B, 1, 1, S, 4)), None, None)
   limits = Limits(**dict.fromkeys(Limits._fields) | {name: jnp.array(x)[:, None] for name, x in lengths.items()})
-  return Heads(scores, limits, Options("soft", is_causal))
+  options = Options("soft", is_causal)
+  return Heads(prepare(scores, limits, options), limits, options)
 
 
 def visits(heads: Heads, *, by_queries: bool) -> np.ndarray:
   """How often each pair is visited, [heads, queries, keys], in the order of the forward or the backward pass."""
 
-  blocks = jnp.arange(heads.padded_S // heads.key_size)[:, None]
+  blocks = jnp.arange(heads.form.padded_S // heads.form.key_size)[:, None]
 
   def visit(place, counts, keep):
-    seen = jnp.broadcast_to(blocks == place.key_block, (len(blocks), heads.query_size))
+    seen = jnp.broadcast_to(blocks == place.key_block, (len(blocks), heads.form.query_size))
     return heads.add_rows(counts, place, keep(seen.astype(counts.dtype)))
 
-  counts = heads.visit(visit, Start((len(blocks), heads.padded_T)), by_queries=by_queries)
-  return np.repeat(np.asarray(counts)[:, 0], heads.key_size, axis=1).swapaxes(1, 2)[:, : heads.T, : heads.S]
+  counts = jax.jit(lambda: heads.visit(visit, Start((len(blocks), heads.form.padded_T)), by_queries=by_queries))()
+  return np.repeat(np.asarray(counts)[:, 0], heads.form.key_size, axis=1).swapaxes(1, 2)[
+    :, : heads.form.T, : heads.form.S
+  ]
 
 
 @pytest.mark.parametrize("by_queries", [True, False])

@@ -146,7 +146,13 @@ VARIANTS = {
 @pytest.mark.parametrize(
   ("name", "variant"),
   [
-    *((name, variant) for name in ("softmax", "mgk", "smgk") for variant in VARIANTS),
+    *(("softmax", variant) for variant in VARIANTS),
+    *((name, variant) for name in ("mgk", "smgk") for variant in ("plain", "causal")),
+    *(
+      pytest.param(name, variant, marks=pytest.mark.slow)
+      for name in ("mgk", "smgk")
+      for variant in ("dropout", "lengths")
+    ),
     *((name, "plain") for name in ("mgk hard", "smgk hard")),
   ],
 )

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mgk_jax
+from mgk_jax.kernels import blocks
 from tests.kernels import problem
 from tests.kernels.problem import Case
 
@@ -49,6 +51,23 @@ def test_without_jit(implementation):
   point = problem.make(case_of(kind, lengths="both"))
   output = problem.function(kind, implementation=implementation, **point.options)(problem.device_inputs(point))
   assert_is_definition(point, output)
+
+
+@all_kinds
+def test_without_jit_loops_are_traced_once(kind, monkeypatch):
+  """As tracing them takes a thousand times as long as a small attention; and once for each platform."""
+  traced = []
+  map_heads = blocks.map_heads
+  monkeypatch.setattr(blocks, "map_heads", lambda *arguments: traced.append(kind) or map_heads(*arguments))
+  changes = {"M": 1} if kind == "softmax" else {"prior": "head"}
+  point = problem.make(Case(kind=kind, T=11, S=13, **changes))
+  gradient = jax.grad(loss(kind, "xla", point.cotangent))
+  for _ in range(3):
+    assert_is_definition(point, gradients=gradient(problem.device_inputs(point)))
+  assert len(traced) == 2  # forwards and backwards
+  with mgk_jax.compiling_for("tpu"):
+    assert_is_definition(point, gradients=gradient(problem.device_inputs(point)))
+  assert len(traced) == 4
 
 
 @both_implementations
