@@ -9,7 +9,9 @@ import mgk_jax
 from tests.kernels import problem
 from tests.kernels.problem import Case
 
-both_implementations = pytest.mark.parametrize("implementation", problem.IMPLEMENTATIONS)
+both_implementations = pytest.mark.parametrize(
+  "implementation", [pytest.param("reference", marks=pytest.mark.slow), "xla"]
+)
 all_kinds = pytest.mark.parametrize("kind", ["mgk", "smgk", "softmax"])
 mixtures = pytest.mark.parametrize("kind", ["mgk", "smgk"])
 both_esteps = pytest.mark.parametrize("estep", ["soft", "hard"])

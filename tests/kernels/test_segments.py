@@ -60,9 +60,17 @@ def expected(kind, is_causal):
   return arrays, ids[0] if is_causal else ids, options, results
 
 
-@pytest.mark.parametrize("platform", ["xla", "pallas", "pallas on a GPU"])
+CASES = [("mgk", True), ("smgk", False), ("smgk hard", True), ("softmax", False)]
+QUICK = {"xla": CASES, "pallas": CASES[1:3], "pallas on a GPU": CASES[::3]}
+
+
 @pytest.mark.parametrize(
-  ("kind", "is_causal"), [("mgk", True), ("smgk", False), ("smgk hard", True), ("softmax", False)]
+  ("kind", "is_causal", "platform"),
+  [
+    pytest.param(*case, platform, marks=() if case in quick else pytest.mark.slow)
+    for platform, quick in QUICK.items()
+    for case in CASES
+  ],
 )
 def test_segments_are_a_mask(kind, is_causal, platform, monkeypatch):
   if platform == "pallas on a GPU":

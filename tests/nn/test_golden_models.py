@@ -48,7 +48,11 @@ def train(model, golden):
 
 
 @pytest.mark.parametrize(
-  "name", ["softmax", "mgk", "mgk_hard", "mgk_em", "smgk", "smgk_hard", "smgk_em", "retrieval_smgk"]
+  "name",
+  [
+    *("softmax", "mgk", "mgk_em", "smgk", "smgk_hard", "retrieval_smgk"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("mgk_hard", "smgk_em")),
+  ],
 )
 def test_ten_steps(name):
   golden = dict(np.load(GOLDEN / f"model_{name}.npz"))

@@ -164,7 +164,12 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+QUICK = {"one bit", "no file", "no facts", "half the facts"}
+
+
+@pytest.mark.parametrize(
+  "damage", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DAMAGES]
+)
 def test_an_unreadable_checkpoint_is_named(copied, damage):
   DAMAGES[damage](copied / "7")
   with pytest.raises(TrainingStopped) as stopped, Checkpoints(copied) as checkpoints:
