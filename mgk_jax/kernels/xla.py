@@ -2,7 +2,7 @@
 
 Each head of each example (`blocks.map_heads`) is computed tile by tile with a running maximum and sum. The backward
 pass computes every tile once more from its scores and gets all gradients from it: with transposed tiles dk and dv
-accumulate over the inner loop and dqᵀ in place, and all five products are plain row-major ones.
+accumulate over the inner loop and dqᵀ in place, and no product needs a transposed copy of a tile.
 """
 
 import functools
