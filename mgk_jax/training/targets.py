@@ -124,7 +124,7 @@ def _tpu_devices(name: str) -> Any:
   try:
     return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
   except Exception as error:
-    raise ValueError(f"--compile_for={name}: the TPU compiler knows no such machine: {error}") from error
+    raise ValueError(f"--compile_for={name}: the TPU compiler has no description of it: {error}") from error
 
 
 def _gpu_devices(gpu: Gpu, number: int) -> Any:
