@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mgk_jax.kernels import dropout as dropout_lib, lanes, tiles
@@ -24,25 +25,24 @@ class Place(NamedTuple):
   query_block: jax.Array
   key_block: jax.Array
   own: jax.Array  # number among the heads of its lane
-  lane_size: int  # how many heads those are
   is_cut: bool
 
 
 class Ranges(NamedTuple):
   """Which tiles are visited: for each outer block (of queries or of keys) a range of inner ones."""
 
-  begin: jax.Array  # [heads, outer blocks]
-  end: jax.Array
+  begin: jax.Array | np.ndarray  # [heads, outer blocks]
+  end: jax.Array | np.ndarray
   inner_blocks: int
-  is_full: bool  # whether these are all tiles
   is_cut: bool  # whether causality cuts through them
 
 
 class Start(NamedTuple):
-  """What a loop over tiles starts with, for each head."""
+  """What a loop over tiles starts with for each block of queries of each head, or for each of keys."""
 
   shape: tuple[int, ...]
   fill: float = 0
+  of_keys: bool = False
 
 
 def map_heads(kernel: Callable[..., Any], options: Options, operands: tuple[Any, ...]) -> Any:
@@ -75,7 +75,7 @@ class Heads:
 
   Attributes:
     form: the sizes.
-    query_HT, key: as in `Operands`.
+    query, key: as in `Operands`.
     row: what is to add for each query: M arrays [T'], or None.
     column: what is to add for each key, −inf if it is not allowed: M arrays or one for all, [S'], or None.
     mixing: how components that share the product are mixed, or None; it takes the place of `row` and of what differs
@@ -84,8 +84,8 @@ class Heads:
 
   def __init__(self, operands: Operands, limits: Limits, options: Options, *, factored: bool = False):
     self.options, self.limits, self.form = options, limits, operands.form
-    self.B, self.N = operands.query_HT.shape[:2]
-    self.query_HT, self.key, self.dtype = operands.query_HT, operands.key, operands.query_HT.dtype
+    self.B, self.N = operands.query.shape[:2]
+    self.query, self.key, self.dtype = operands.query, operands.key, operands.query.dtype
     row, column, bias = (None if x is None else _apart(x) for x in (operands.row, operands.column, operands.bias))
     self.mixing: tiles.Mixing | None = None
     if factored:
@@ -120,19 +120,20 @@ class Heads:
       by_queries: whether it is the tiles of a block of queries that follow each other, or those of a block of keys.
 
     Returns:
-      For each `Start` an array [B, N, *shape].
+      For each `Start` an array [B, N, blocks, *shape].
     """
     count = self.B * self.N
     if not count:
-      return _map_starts(lambda start: jnp.zeros((self.B, self.N, *start.shape), self.dtype), state)
-    num_lanes = lanes.num_lanes(count, count * self.form.padded_T * self.form.padded_S)
+      return _map_starts(lambda start: jnp.zeros(self._shape_of_results(start), self.dtype), state)
+    pairs = count * self.form.padded_T * self.form.padded_S
+    num_lanes = lanes.num_lanes(count, pairs)
     parts = list(itertools.pairwise(count * i // num_lanes for i in range(num_lanes + 1)))
     ranges = self._ranges(by_queries=by_queries)
 
     def start(first: int, last: int) -> Any:
       def full(start: Start) -> jax.Array:
-        own, *rest = start.shape
-        return vary_alike((jnp.full(((last - first) * own, *rest), start.fill, self.dtype), self.query_HT))[0]
+        shape = (last - first) * self._num_blocks(of_keys=start.of_keys), *start.shape
+        return vary_alike((jnp.full(shape, start.fill, self.dtype), self.query))[0]
 
       return _map_starts(full, state)
 
@@ -141,118 +142,132 @@ class Heads:
 
     loops = [[loop(kind, *ends) for kind in ranges] for ends in parts]
     # Numbers of their own for both passes, which often are parts of one program.
-    results = lanes.run(loops, [start(*ends) for ends in parts], first_fill=0 if by_queries else 0.5)
-    return _map_starts(lambda start, *x: jnp.concatenate(x).reshape(self.B, self.N, *start.shape), state, *results)
+    starts = [start(*ends) for ends in parts]
+    results = lanes.run(loops, starts, first_fill=0 if by_queries else 0.5, is_long=pairs >= lanes.LONG)
+    return _map_starts(lambda start, *x: jnp.concatenate(x).reshape(self._shape_of_results(start)), state, *results)
+
+  def _num_blocks(self, *, of_keys: bool) -> int:
+    form = self.form
+    return form.padded_S // form.key_size if of_keys else form.padded_T // form.query_size
+
+  def _shape_of_results(self, start: Start) -> tuple[int, ...]:
+    return self.B, self.N, self._num_blocks(of_keys=start.of_keys), *start.shape
 
   def _loop(
     self, step: Callable[[Place, Any, Keeper], Any], ranges: Ranges, first: int, last: int, *, by_queries: bool
   ) -> Loop:
     """The loop over the tiles of some heads. It counts outer blocks, and in the lowest bits inner ones."""
     begin, end = ranges.begin[first:last], ranges.end[first:last]
-    outer = jnp.arange(begin.size) if ranges.is_full else jnp.flatnonzero(begin < end, size=begin.size)
-    own, block = jnp.unravel_index(outer, begin.shape)
+    own, block = _places_where(begin < end)
     # What a step would have to divide for is looked up: XLA:CPU divides in memory that lanes share.
     tables = [(first + own) // self.N, (first + own) % self.N, own, block, begin[own, block], end[own, block]]
     shift = (ranges.inner_blocks - 1).bit_length()
 
     def look_up(number: int, at: jax.Array) -> jax.Array:
-      table = tables[number].astype(jnp.int32)
+      # With `jax.jit` a table that is known is no constant of the loop: partitioned programs may have none.
+      table = jax.jit(lambda: jnp.asarray(tables[number], jnp.int32))()
       return lax.dynamic_index_in_dim(table, at, keepdims=False, allow_negative_indices=False)
 
     def one(count: jax.Array, state: Any, keep: Keeper) -> Any:
       example, head, own, outer = (look_up(number, count >> shift) for number in range(4))
       inner = count & ((1 << shift) - 1)
       query_block, key_block = (outer, inner) if by_queries else (inner, outer)
-      return step(Place(example, head, query_block, key_block, own, last - first, ranges.is_cut), state, keep)
+      return step(Place(example, head, query_block, key_block, own, ranges.is_cut), state, keep)
 
     def advance(count: jax.Array) -> jax.Array:
       after = (count >> shift) + 1
       is_last = (count & ((1 << shift) - 1)) + 1 >= look_up(5, count >> shift)
       return jnp.where(is_last, (after << shift) + look_up(4, after), count + 1)
 
-    return Loop(jnp.sum(begin < end) << shift, one, tables[4][0], advance)
+    return Loop((begin < end).sum() << shift, one, tables[4][0], advance)
 
   def _ranges(self, *, by_queries: bool) -> list[Ranges]:
     """The tiles that hold anything: those that causality cuts, if it does, and those that it does not."""
-    blocks_T, blocks_S = self.form.padded_T // self.form.query_size, self.form.padded_S // self.form.key_size
+    blocks_T, blocks_S = self._num_blocks(of_keys=False), self._num_blocks(of_keys=True)
     Q = self._filled(self.limits.query_length, self.form.query_size, blocks_T)
     K = self._filled(self.limits.key_length, self.form.key_size, blocks_S)
-    ratio = self.form.key_size // self.form.query_size
-    is_full = not self.options.is_causal and self.limits.query_length is None and self.limits.key_length is None
+    xp: Any = np if isinstance(Q, np.ndarray) and isinstance(K, np.ndarray) else jnp
     outer, filled, inner_filled, inner_blocks = (
-      (jnp.arange(blocks_T), Q, K, blocks_S) if by_queries else (jnp.arange(blocks_S), K, Q, blocks_T)
-    )  # fmt: skip
-    first = outer // ratio if by_queries else outer * ratio  # of those that causality cuts
-    last = first + (1 if by_queries else ratio)
+      (xp.arange(blocks_T), Q, K, blocks_S) if by_queries else (xp.arange(blocks_S), K, Q, blocks_T)
+    )
 
-    def ranges(begin: jax.Array | int, end: jax.Array | int, *, is_cut: bool = False) -> Ranges:
-      end = jnp.where(outer < filled, jnp.minimum(end, inner_filled), 0)
-      return Ranges(jnp.broadcast_to(jnp.int32(begin), end.shape), end, inner_blocks, is_full, is_cut)
+    def ranges(begin: Any, end: Any, *, is_cut: bool = False) -> Ranges:
+      end = xp.where(outer < filled, xp.minimum(end, inner_filled), 0)
+      return Ranges(xp.broadcast_to(begin, end.shape), end, inner_blocks, is_cut)
 
     if not self.options.is_causal:
       return [ranges(0, inner_blocks)]
+    ratio = self.form.key_size // self.form.query_size
+    first = outer // ratio if by_queries else outer * ratio  # of those that causality cuts
+    last = first + (1 if by_queries else ratio)
     cut, whole = ranges(first, last, is_cut=True), ranges(0, first) if by_queries else ranges(last, inner_blocks)
     return [cut] if blocks_T <= ratio else [cut, whole]
 
-  def _filled(self, length: jax.Array | None, size: int, blocks: int) -> jax.Array:
-    """How many blocks of each head hold anything, [heads, 1]."""
+  def _filled(self, length: jax.Array | None, size: int, blocks: int) -> jax.Array | np.ndarray:
+    """How many blocks of each head hold anything, [heads, 1]; known without lengths."""
+    if length is None and self.limits.query_length is None and self.limits.key_length is None:
+      return np.full((self.B * self.N, 1), blocks)
     filled = jnp.int32(blocks) if length is None else jnp.minimum(-(-length.astype(jnp.int32) // size), blocks)
     return jnp.broadcast_to(filled, (self.B, self.N)).reshape(-1, 1)
 
-  def _of_head(self, x: jax.Array, place: Place, blocks: Mapping[int, tuple[jax.Array, int]]) -> jax.Array:
-    """`x`[b, n] of a tile's head, and of the axes (from the last) in `blocks` the block of that number and size."""
+  def _of_head(self, x: jax.Array, place: Place, parts: Mapping[int, tuple[jax.Array, int]]) -> jax.Array:
+    """`x`[b, n] of a tile's head, and of the axes (from the last) in `parts` so many from there on."""
     own = [index if size > 1 else jnp.int32(0) for index, size in zip(place[:2], x.shape, strict=False)]
     starts, sizes = [*own, *[jnp.int32(0)] * (x.ndim - 2)], [1, 1, *x.shape[2:]]
-    for axis, (number, size) in blocks.items():
-      starts[axis], sizes[axis] = number * size, size
+    for axis, (start, size) in parts.items():
+      starts[axis], sizes[axis] = start, size
     return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)[0, 0]
 
   def rows(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
     """The queries of a tile from an array that has the padded queries along `axis`."""
-    return self._of_head(x, place, {axis: (place.query_block, self.form.query_size)})
-
-  def queries(self, place: Place) -> jax.Array:
-    """The queries of a tile, [H, queries]."""
-    axes = {-2: (jnp.int32(0), self.form.H), -1: (place.query_block, self.form.query_size)}
-    return self._of_head(self.query_HT, place, axes)
+    return self._of_head(x, place, {axis: self._rows(place)})
 
   def columns(self, x: jax.Array, place: Place, axis: int = -1) -> jax.Array:
     """The keys of a tile from an array that has the padded keys along `axis`."""
-    return self._of_head(x, place, {axis: (place.key_block, self.form.key_size)})
+    return self._of_head(x, place, {axis: self._columns(place)})
+
+  def row_block(self, x: jax.Array, place: Place, size: int | None = None) -> jax.Array:
+    """A tile's part, or the first of it, of an array that has those of all query blocks along its third axis."""
+    step = x.shape[2] // self._num_blocks(of_keys=False)
+    return self._of_head(x, place, {2 - x.ndim: (place.query_block * step, size or step)})
 
   def block(self, x: jax.Array, place: Place) -> jax.Array:
-    """The part of a tile's key block from an array that has the parts of all key blocks along its third axis."""
-    size = x.shape[2] * self.form.key_size // self.form.padded_S
-    return self._of_head(x, place, {2 - x.ndim: (place.key_block, size)})
+    """A tile's part of an array that has those of all key blocks along its third axis."""
+    step = x.shape[2] // self._num_blocks(of_keys=True)
+    return self._of_head(x, place, {2 - x.ndim: (place.key_block * step, step)})
 
-  def rows_so_far(self, x: jax.Array, place: Place) -> jax.Array:
-    """The queries of a tile from a state that has them as its last axis."""
-    return lax.dynamic_slice(x, *self._rows_of_state(x, place), allow_negative_indices=False)
+  def queries(self, place: Place) -> jax.Array:
+    """The queries of a tile, [H, queries]."""
+    return self.row_block(self.query, place, self.form.H)
 
-  def set_rows(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
-    """A state that has the queries as its last axis, with those of a tile replaced."""
-    return lax.dynamic_update_slice(x, update, self._rows_of_state(x, place)[0], allow_negative_indices=False)
+  def _rows(self, place: Place) -> tuple[jax.Array, int]:
+    return place.query_block * self.form.query_size, self.form.query_size
 
-  def add_rows(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
-    """A state that has the queries as its last axis, with `update` added to those of a tile."""
-    return self.set_rows(x, place, self.rows_so_far(x, place) + update)
+  def _columns(self, place: Place) -> tuple[jax.Array, int]:
+    return place.key_block * self.form.key_size, self.form.key_size
 
-  def add_block(self, x: jax.Array, place: Place, update: jax.Array) -> jax.Array:
-    """A state that has the parts of all key blocks along its first axis, with `update` added to that of a tile's."""
-    first = (place.own * (self.form.padded_S // self.form.key_size) + place.key_block) * len(update)
-    present = lax.dynamic_slice_in_dim(x, first, len(update), allow_negative_indices=False)
-    return lax.dynamic_update_slice_in_dim(x, present + update, first, 0, allow_negative_indices=False)
+  def so_far(self, x: jax.Array, place: Place, *, of_keys: bool = False) -> jax.Array:
+    """The part of a state that belongs to the queries of a tile, or to its keys, [1, *shape]."""
+    return lax.dynamic_slice_in_dim(x, self._number(place, of_keys=of_keys), 1, allow_negative_indices=False)
 
-  def _rows_of_state(self, x: jax.Array, place: Place) -> tuple[list[jax.Array], list[int]]:
-    """Where the queries of a tile begin in a state, and their shape. The heads of a lane lie along the first axis."""
-    size = len(x) // place.lane_size
-    return [place.own * size, place.query_block * self.form.query_size], [size, self.form.query_size]
+  def put(self, x: jax.Array, place: Place, update: jax.Array, *, of_keys: bool = False) -> jax.Array:
+    """A state with the part that belongs to the queries of a tile, or to its keys, [1, *shape], replaced."""
+    number = self._number(place, of_keys=of_keys)
+    return lax.dynamic_update_slice_in_dim(x, update, number, 0, allow_negative_indices=False)
+
+  def add(self, x: jax.Array, place: Place, update: jax.Array, *, of_keys: bool = False) -> jax.Array:
+    """A state with `update`, of its shape in a block, added to the part of a tile's queries, or of its keys."""
+    # What is read keeps its shape up to where it is written: then XLA:CPU does both in one operation.
+    return self.put(x, place, self.so_far(x, place, of_keys=of_keys) + update[None], of_keys=of_keys)
+
+  def _number(self, place: Place, *, of_keys: bool) -> jax.Array:
+    return place.own * self._num_blocks(of_keys=of_keys) + (place.key_block if of_keys else place.query_block)
 
   def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""
     restrictions = []
     if self.pair_mask is not None:
-      axes = {-2: (place.query_block, self.form.query_size), -1: (place.key_block, self.form.key_size)}
+      axes = {-2: self._rows(place), -1: self._columns(place)}
       if self.pair_mask.shape[-1] == 1:
         del axes[-1]
       restrictions.append(self._of_head(self.pair_mask, place, axes).T)
@@ -270,7 +285,7 @@ class Heads:
 
     With `keep_sums` these are kept where they are more than a product, which is worth it where XLA writes them.
     """
-    product = keep(keep(self.block(self.key, place)) @ keep(self.rows(self.query_HT, place)))
+    product = keep(keep(self.block(self.key, place)) @ keep(self.row_block(self.query, place)))
     row = None if self.row is None else [self.rows(x, place) for x in self.row]
     column = None if self.column is None else [self.columns(x, place) for x in self.column]
     apart = [product] if self.form.products == 1 else product.reshape(self.form.products, -1, self.form.query_size)
@@ -303,6 +318,13 @@ class Heads:
 def _apart(x: jax.Array) -> list[jax.Array]:
   """The components of [B, N, M, L]: XLA:CPU does not vectorise a loop over a tile that reads several rows of one."""
   return [x[:, :, r] for r in range(x.shape[2])]
+
+
+def _places_where(holds: jax.Array | np.ndarray) -> Any:
+  """The indices of what is true by axis: all of them and nothing else if it is known, but at least one."""
+  if isinstance(holds, np.ndarray):
+    return np.unravel_index(np.flatnonzero(holds) if holds.any() else np.zeros(1, int), holds.shape)
+  return jnp.unravel_index(jnp.flatnonzero(holds, size=holds.size), holds.shape)
 
 
 def _map_starts(function: Callable[..., jax.Array], *trees: Any) -> Any:

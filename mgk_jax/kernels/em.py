@@ -227,9 +227,10 @@ def _statistics_of_heads(M: int, heads: Heads, features_BNTF: jax.Array) -> tupl
         gamma = [every.astype(mine.dtype), *gamma]
     # Products, since XLA:CPU does not vectorise a sum along the fast axis of what it computes on the way.
     parts += [keep(keep(tile) @ mine) for tile in gamma]
-    return heads.add_block(sums, place, jnp.concatenate(parts))
+    return heads.add(sums, place, jnp.concatenate(parts), of_keys=True)
 
-  sums = form.join(heads.visit(tile, Start((M * form.padded_S, F)), by_queries=False), M)
+  start = Start((M * form.key_size, F), of_keys=True)
+  sums = form.join(operands_lib.join(heads.visit(tile, start, by_queries=False)), M)
   if counts_only:
     first = jnp.maximum(sums[:, :, :1] - jnp.sum(sums[:, :, 1:], axis=2, keepdims=True), 0)
     sums = jnp.concatenate([first, sums[:, :, 1:]], axis=2)

@@ -30,18 +30,25 @@ Index = jax.Array | int
 
 LANES = 2
 WORTHWHILE = 2**18  # pairs of a query and a key
+LONG = 2**23  # pairs of a call that takes long enough for a longer start
 
 
 class Keeper:
   """The memory of one loop that has others beside it, for what a step computes on the way; `keep(x)` is x."""
 
-  def __init__(self, *, keeps: bool):
-    self.keeps = keeps
+  def __init__(self, *, keeps: bool, has_company: bool):
+    self.keeps, self.has_company = keeps, has_company
     self.kept: list[jax.Array] = []
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """`x`, which gets memory of its own."""
+    """`x`, which gets memory of its own where the loop needs that."""
     if self.keeps:
+      self.kept.append(x)
+    return x
+
+  def once(self, x: jax.Array) -> jax.Array:
+    """`x`, which any loop with company keeps: XLA computes anew what is cheap for each element that is made of it."""
+    if self.has_company:
       self.kept.append(x)
     return x
 
@@ -55,13 +62,16 @@ class Loop(NamedTuple):
   advance: Callable[[jax.Array], jax.Array] = lambda count: count + 1
 
 
-def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: float = 0) -> list[Tree]:
+def run(
+  lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: float = 0, is_long: bool = False
+) -> list[Tree]:
   """The states of all lanes after their loops, of which those of one lane run one after the other.
 
   Args:
     lanes: the loops of each.
     states: what each lane starts with.
     first_fill: a number of its own for each call in a program (see `_prepare`).
+    is_long: whether the loops take milliseconds (see `_on_cores_of_their_own`).
   """
   has_company = len(lanes) > 1
   fill = itertools.count(first_fill)
@@ -75,7 +85,7 @@ def run(lanes: Sequence[Sequence[Loop]], states: Sequence[Tree], *, first_fill: 
   kept: list[jax.Array] = []
   if has_company:
     needed = [(loop.constants, loop.kept) for loops in ready for loop in loops]
-    starts, factors, kept = _on_cores_of_their_own((needed, states), starts)
+    starts, factors, kept = _on_cores_of_their_own((needed, states), starts, 192 if is_long else 128)
   results: list[Tree] = []
   for loops, state, start in zip(ready, states, starts, strict=True):
     for number, loop in enumerate(loops):
@@ -112,7 +122,7 @@ def _prepare(loop: Loop, state: Tree, fill: Iterator[float] | None, *, keeps: bo
   keeps = keeps and fill is not None
 
   def body(carry: Tree) -> Tree:
-    keep = Keeper(keeps=keeps)
+    keep = Keeper(keeps=keeps, has_company=fill is not None)
     state = loop.step(carry["count"], carry["state"], keep)
     count = loop.advance(carry["count"])
     if keeps:  # it is written over this step's count: last of all, and from memory of its own
@@ -131,21 +141,27 @@ def _prepare(loop: Loop, state: Tree, fill: Iterator[float] | None, *, keeps: bo
 
 
 def _on_cores_of_their_own(
-  needed: Tree, starts: Sequence[jax.Array]
+  needed: Tree, starts: Sequence[jax.Array], size: int
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
   """`starts`, each computed after all that is needed, in a thread that can go on from there.
 
   XLA:CPU goes on in the thread in which the last operand was computed, with one thing after the other: with the next
   loop when this one has ended. But a product of integers that is large enough for several threads it leaves to those,
   and the one that ends it goes on from there. So all lanes but the last wait for a product each, and with the last
-  one goes on who has left the products to others.
+  one goes on who has left the products to others. These have to wake up for that: if that takes longer than their part
+  of the product, the one who left it to them takes it back, and one lane runs after the other.
+
+  Args:
+    needed: before all starts.
+    starts: of the lanes.
+    size: rows and columns of the product.
 
   Returns:
     The starts, and the factors and products. These are to be alive until all lanes have ended: what is written to the
     memory of one that is not has to wait for it.
   """
   zero = after(needed, jnp.int32(0))
-  factors = [lax.broadcasted_iota(jnp.int32, (128, 128), 0) ^ (zero + lane) for lane in range(len(starts) - 1)]
+  factors = [lax.broadcasted_iota(jnp.int32, (size, size), 0) ^ (zero + lane) for lane in range(len(starts) - 1)]
   products = [factor @ factor for factor in factors]
   own = [after(product, start) for product, start in zip(products, starts[:-1], strict=True)]
   last = after([_row_sums(factor, jnp.int32(1)) for factor in factors], starts[-1])

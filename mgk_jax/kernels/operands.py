@@ -1,4 +1,4 @@
-"""Scores in the form in which tiles are computed from them: turned, padded to whole blocks, restrictions included."""
+"""Scores in the form in which tiles are computed from them: padded to whole blocks, restrictions included."""
 
 import dataclasses
 from typing import NamedTuple
@@ -61,6 +61,11 @@ class Form(NamedTuple):
     apart = x.reshape(*leading, C, self.padded_S // self.key_size, self.key_size, *x.shape[4:])
     return jnp.swapaxes(apart, 2, 3).reshape(*leading, C * self.padded_S, *x.shape[4:])
 
+  def turned(self, x: jax.Array, size: int) -> jax.Array:
+    """[B, N, blocks·size, H] → [B, N, blocks, H, size]."""
+    *leading, length, H = x.shape
+    return x.reshape(*leading, length // size, size, H).swapaxes(3, 4)
+
   def join(self, x: jax.Array, C: int) -> jax.Array:
     """[B, N, blocks·C·keys, …] → [B, N, C, S, …], the inverse of `cut` but for the padding."""
     apart = x.reshape(*x.shape[:2], self.padded_S // self.key_size, C, self.key_size, *x.shape[3:])
@@ -73,7 +78,8 @@ class Operands:
   """What tiles are computed from. Arrays have leading axes [B, N], of which size 1 is broadcast.
 
   Attributes:
-    query_HT: [H or H + 1, T'], with a row of ones if the keys hold the terms that are added for each of them.
+    query: [blocks·(H or H + 1), queries], turned, with a row of ones for each block if the keys hold the terms that are
+      added for each of them.
     key: [blocks·C·keys, H or H + 1]: all components of a block together, so that one product yields all tiles; on CPUs
       with what is added for each key beside them, where that is one number for each product.
     row: [M, T'], or None. Where the components share the product, less the largest of them: that cancels.
@@ -82,7 +88,7 @@ class Operands:
     form: its sizes.
   """
 
-  query_HT: jax.Array
+  query: jax.Array
   key: jax.Array
   row: jax.Array | None
   column: jax.Array | None
@@ -112,7 +118,7 @@ def prepare(scores: Scores, limits: Limits, options: Options) -> Operands:
   elif column is not None:
     bias, column = column if bias is None else column + bias, None
 
-  query_HT = form.pad_rows(jnp.swapaxes(scores.query, 2, 3))
+  query = form.turned(form.pad_rows(scores.query, -2), form.query_size)
   key = form.cut(form.pad_columns(scores.key, -2))
   if bias is not None and bias.shape[2] == form.products and dispatch.platform() == "cpu":
     # One more dimension of the product, which saves passes over the tile; other platforms may round its operands.
@@ -120,9 +126,9 @@ def prepare(scores: Scores, limits: Limits, options: Options) -> Operands:
     leading = jnp.broadcast_shapes(key.shape[:2], bias.shape[:2])
     key = jnp.broadcast_to(key, (*leading, *key.shape[2:]))
     key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, 1))).at[..., -1].set(form.cut(bias))
-    query_HT = jnp.pad(query_HT, ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
+    query = jnp.pad(query, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
     bias = None
-  return Operands(query_HT, key, row, column, bias, form)
+  return Operands(join(query), key, row, column, bias, form)
 
 
 def _form(scores: Scores, options: Options) -> Form:
@@ -142,3 +148,8 @@ def _block_size(length: int, target: int) -> int:
   """The size near `target` that pads least; the whole length if it is short."""
   count = -(-length // target)
   return length if count == 1 else -(-length // (count * 16)) * 16
+
+
+def join(x: jax.Array, axis: int = 2) -> jax.Array:
+  """`x` with an axis, that of blocks, and the next one as a single one."""
+  return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])

@@ -29,12 +29,12 @@ def visits(heads: Heads, *, by_queries: bool) -> np.ndarray:
 
   def visit(place, counts, keep):
     seen = jnp.broadcast_to(blocks == place.key_block, (len(blocks), heads.form.query_size))
-    return heads.add_rows(counts, place, keep(seen.astype(counts.dtype)))
+    return heads.add(counts, place, keep(seen.astype(counts.dtype)))
 
-  counts = jax.jit(lambda: heads.visit(visit, Start((len(blocks), heads.form.padded_T)), by_queries=by_queries))()
-  return np.repeat(np.asarray(counts)[:, 0], heads.form.key_size, axis=1).swapaxes(1, 2)[
-    :, : heads.form.T, : heads.form.S
-  ]
+  start = Start((len(blocks), heads.form.query_size))
+  counts = np.asarray(jax.jit(lambda: heads.visit(visit, start, by_queries=by_queries))())[:, 0]
+  pairs = np.repeat(counts.swapaxes(2, 3), heads.form.key_size, axis=3)
+  return pairs.reshape(len(pairs), heads.form.padded_T, heads.form.padded_S)[:, : heads.form.T, : heads.form.S]
 
 
 @pytest.mark.parametrize("by_queries", [True, False])
