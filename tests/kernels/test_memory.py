@@ -42,7 +42,9 @@ def temporary_bytes(name: str, length: int, dropout: bool) -> int:
 
 
 @pytest.mark.parametrize("dropout", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "dropout"])
-@pytest.mark.parametrize("name", ["mgk", "smgk", "softmax", pytest.param("smgk-hard", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "name", ["smgk", "softmax", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mgk", "smgk-hard"))]
+)
 def test_temporary_memory_at_8192_and_when_the_length_doubles(name, dropout):
   """A single 8192 × 8192 float32 matrix of one head would be 256 MiB."""
   at_8192 = temporary_bytes(name, 8192, dropout)

@@ -128,6 +128,7 @@ def test_batches_that_fit_the_caches():
   assert default_batch_size(config, 10**6, 1) == 1
 
 
+@pytest.mark.slow
 def test_on_several_devices():
   done = subprocess.run(
     [sys.executable, "-m", "tests.lm.sharded_windows"], cwd=ROOT, capture_output=True, text=True, timeout=300

@@ -146,6 +146,7 @@ def test_an_unreadable_checkpoint(unfinished, finished, prepared, tmp_path, capf
   small.assert_same_run(unfinished, finished)
 
 
+@pytest.mark.slow
 def test_a_full_disk(unfinished, finished, prepared, monkeypatch):
   """Files of more than 20 KB cannot be written, as some in every checkpoint are; then none for metrics can."""
   shutil.rmtree(unfinished / "checkpoints/6")

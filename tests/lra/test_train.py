@@ -31,7 +31,7 @@ EXAMPLES = {  # of raw_data, and how the protocols cut them
 
 @pytest.mark.parametrize(
   "name",
-  ["listops", "text", "text, holdout", *(pytest.param(x, marks=pytest.mark.slow) for x in ("image", "pathfinder32"))],
+  ["listops", "text", *(pytest.param(x, marks=pytest.mark.slow) for x in ("text, holdout", "image", "pathfinder32"))],
 )
 def test_from_raw_files_to_a_summary(tmp_path, name, capsys):
   task, arg = RUNS[name]
@@ -137,6 +137,7 @@ def test_the_best_checkpoint_is_tested_and_not_the_last(tmp_path):
   assert last["loss"] > best["loss"]
 
 
+@pytest.mark.slow
 def test_the_amount_of_padding_does_not_matter(tmp_path):
   """With expressions of at most 24 tokens, batches of 24 and of 40 columns give the same losses."""
   prepared = small.prepare_generated(tmp_path / "prepared")

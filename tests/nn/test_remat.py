@@ -45,7 +45,7 @@ def values_and_gradients(config):
 @pytest.mark.parametrize(
   "config",
   [
-    ClassifierConfig(**SIZES, num_layers=1, attention="smgk"),
+    pytest.param(ClassifierConfig(**SIZES, num_layers=1, attention="smgk"), marks=pytest.mark.slow),
     ClassifierConfig(**SIZES, num_layers=2, attention="mgk", prior="em", implementation="reference"),
   ],
   ids=["smgk", "mgk em"],

@@ -58,8 +58,7 @@ def test_all_notebooks_are_known():
   "name",
   [
     "mgk_in_five_minutes",
-    "lra_listops",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ("language_model", "kernels")),
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("lra_listops", "language_model", "kernels")),
   ],
 )
 def test_runs_at_a_tiny_size(name):
