@@ -1,5 +1,6 @@
 """The M step of expectation maximisation for the mixture of keys: priors (setting B of the paper) and variances."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -186,7 +187,9 @@ def _compiled_statistics(
   del traced_for
   features, M = _features(scores.query, moments), scores.num_components
   assert scores.column is not None
-  alive = jnp.any(scores.column > -jnp.inf, axis=2, keepdims=True)
+  alive = scores.column > -jnp.inf
+  lowest = float(jnp.finfo(features.dtype).min) / 4  # for what is switched off: differences of −inf would be NaN
+  scores = dataclasses.replace(scores, column=jnp.maximum(scores.column, lowest))
   if scores.key.shape[2] == 1:  # a product that the components share cancels in γ
     scores = Scores(scores.query[..., :0], scores.key[..., :0], scores.row, scores.column)
   elif M == 2:  # γ follows from the difference of two scores, which is one product

@@ -97,7 +97,7 @@ def weights(scores: Tiles, offset: jax.Array, estep: str, mixing: Mixing | None,
 
 
 def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None, exp: Exponential = jnp.exp) -> Tiles:
-  """γ_r, how much of each pair component r accounts for; NaN for a key all of whose components have −inf."""
+  """γ_r, how much of each pair component r accounts for, from scores that are finite."""
   if isinstance(mixing, Maxima):
     return _to_winners(jnp.ones((), mixing.row[0].dtype), mixing.sums())
   if isinstance(mixing, Factors):
@@ -105,9 +105,10 @@ def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None, exp: Expo
     return [_as_column(column) * row / mixing.product() for row, column in shares]
   if estep == "hard":
     return _to_winners(jnp.ones((), scores[0].dtype), scores)
-  # Beyond 127 the share is nothing, be it of a power of e or of 2. The comparison is false for NaN, which stays one.
-  ratios = [[jnp.where(other - score > 127, 127, other - score) for other in scores] for score in scores]
-  return [1 / _sum([exp(ratio) for ratio in row]) for row in ratios]
+  # Beyond 127 the share is nothing, be it of a power of e or of 2. A component's own part of the sum is one.
+  differences = [[other - score for other in scores if other is not score] for score in scores]
+  ratios = [[exp(jnp.where(x > 127, 127, x)) for x in row] for row in differences]
+  return [1 / _sum([jnp.ones_like(score), *row]) for score, row in zip(scores, ratios, strict=True)]
 
 
 def backward(

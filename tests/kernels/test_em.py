@@ -63,16 +63,20 @@ def test_keys_without_queries_keep_their_prior(implementation):
 
 
 @both_implementations
-def test_a_component_without_queries_keeps_its_variance_and_a_prior_of_zero(implementation):
+@pytest.mark.parametrize("off", [[0], [1], [2], [1, 2]], ids=str)
+def test_a_component_without_queries_keeps_its_variance_and_a_prior_of_zero(off, implementation):
+  """Components that are switched off, first or last, alone or together; the others move as if there were no such."""
   point = problem.make(Case(kind="mgk", M=3, prior="head", T=9, S=12, variance="component"))
   log_prior = point.inputs["log_prior"].copy()
-  log_prior[:, 1] = -np.inf
-  inputs = problem.device_inputs(point._replace(inputs=point.inputs | {"log_prior": log_prior}))
-  prior, variance = em_step(inputs, point.options, implementation)
-  assert np.all(prior[..., 1] == 0)
-  np.testing.assert_allclose(prior.sum(-1), 1, atol=1e-6)
-  np.testing.assert_allclose(variance[1], point.inputs["variance"][1], rtol=1e-6)
-  assert np.all(np.abs(variance - point.inputs["variance"])[[0, 2]] > 1e-3)
+  log_prior[:, off] = -np.inf
+  point = point._replace(inputs=point.inputs | {"log_prior": log_prior})
+  prior, variance = em_step(problem.device_inputs(point), point.options, implementation)
+  assert np.all(prior[..., off] == 0)
+  np.testing.assert_allclose(prior, point.define().em_prior(), atol=1e-5)
+  np.testing.assert_allclose(variance[np.array(off)], point.inputs["variance"][off], rtol=1e-6)
+  others = [r for r in range(3) if r not in off]
+  np.testing.assert_allclose(variance[np.array(others)], point.define().em_variance()[others], rtol=1e-5)
+  assert np.all(np.abs(variance - point.inputs["variance"])[np.array(others)] > 1e-3)
 
 
 @both_implementations
