@@ -24,7 +24,8 @@ class Place(NamedTuple):
   head: jax.Array
   query_block: jax.Array
   key_block: jax.Array
-  own: jax.Array  # number among the heads of its lane
+  query_number: jax.Array  # of the block among all those of the heads of its lane
+  key_number: jax.Array
   is_cut: bool
 
 
@@ -159,27 +160,37 @@ class Heads:
     """The loop over the tiles of some heads. It counts outer blocks, and in the lowest bits inner ones."""
     begin, end = ranges.begin[first:last], ranges.end[first:last]
     own, block = _places_where(begin < end)
-    # What a step would have to divide for is looked up: XLA:CPU divides in memory that lanes share.
-    tables = [(first + own) // self.N, (first + own) % self.N, own, block, begin[own, block], end[own, block]]
+    # What a step would have to divide or add up for is looked up: XLA:CPU does so in memory that lanes share.
+    tables = {
+      "example": (first + own) // self.N,
+      "head": (first + own) % self.N,
+      "outer": block,
+      "outer number": own * begin.shape[1] + block,
+      "first inner number": own * ranges.inner_blocks,
+      "begin": begin[own, block],
+      "end": end[own, block],
+    }
     shift = (ranges.inner_blocks - 1).bit_length()
 
-    def look_up(number: int, at: jax.Array) -> jax.Array:
+    def look_up(name: str, at: jax.Array) -> jax.Array:
       # With `jax.jit` a table that is known is no constant of the loop: partitioned programs may have none.
-      table = jax.jit(lambda: jnp.asarray(tables[number], jnp.int32))()
+      table = jax.jit(lambda: jnp.asarray(tables[name], jnp.int32))()
       return lax.dynamic_index_in_dim(table, at, keepdims=False, allow_negative_indices=False)
 
     def one(count: jax.Array, state: Any, keep: Keeper) -> Any:
-      example, head, own, outer = (look_up(number, count >> shift) for number in range(4))
-      inner = count & ((1 << shift) - 1)
-      query_block, key_block = (outer, inner) if by_queries else (inner, outer)
-      return step(Place(example, head, query_block, key_block, own, ranges.is_cut), state, keep)
+      at, inner = count >> shift, count & ((1 << shift) - 1)
+      blocks = look_up("outer", at), inner
+      numbers = look_up("outer number", at), look_up("first inner number", at) + inner
+      if not by_queries:
+        blocks, numbers = blocks[::-1], numbers[::-1]
+      return step(Place(look_up("example", at), look_up("head", at), *blocks, *numbers, ranges.is_cut), state, keep)
 
     def advance(count: jax.Array) -> jax.Array:
       after = (count >> shift) + 1
-      is_last = (count & ((1 << shift) - 1)) + 1 >= look_up(5, count >> shift)
-      return jnp.where(is_last, (after << shift) + look_up(4, after), count + 1)
+      is_last = (count & ((1 << shift) - 1)) + 1 >= look_up("end", count >> shift)
+      return jnp.where(is_last, (after << shift) + look_up("begin", after), count + 1)
 
-    return Loop((begin < end).sum() << shift, one, tables[4][0], advance)
+    return Loop((begin < end).sum() << shift, one, tables["begin"][0], advance)
 
   def _ranges(self, *, by_queries: bool) -> list[Ranges]:
     """The tiles that hold anything: those that causality cuts, if it does, and those that it does not."""
@@ -226,19 +237,21 @@ class Heads:
     """The keys of a tile from an array that has the padded keys along `axis`."""
     return self._of_head(x, place, {axis: self._columns(place)})
 
-  def row_block(self, x: jax.Array, place: Place, size: int | None = None) -> jax.Array:
-    """A tile's part, or the first of it, of an array that has those of all query blocks along its third axis."""
-    step = x.shape[2] // self._num_blocks(of_keys=False)
-    return self._of_head(x, place, {2 - x.ndim: (place.query_block * step, size or step)})
+  def row_block(self, x: jax.Array, place: Place) -> jax.Array:
+    """A tile's part of an array that has those of all query blocks along its third axis."""
+    return self._block(x, place, place.query_block, self._num_blocks(of_keys=False))
 
   def block(self, x: jax.Array, place: Place) -> jax.Array:
     """A tile's part of an array that has those of all key blocks along its third axis."""
-    step = x.shape[2] // self._num_blocks(of_keys=True)
-    return self._of_head(x, place, {2 - x.ndim: (place.key_block * step, step)})
+    return self._block(x, place, place.key_block, self._num_blocks(of_keys=True))
+
+  def _block(self, x: jax.Array, place: Place, number: jax.Array, blocks: int) -> jax.Array:
+    step = x.shape[2] // blocks
+    return self._of_head(x, place, {2 - x.ndim: (number * step, step)}).reshape(-1, x.shape[-1])
 
   def queries(self, place: Place) -> jax.Array:
     """The queries of a tile, [H, queries]."""
-    return self.row_block(self.query, place, self.form.H)
+    return self.row_block(self.query, place)[: self.form.H]
 
   def _rows(self, place: Place) -> tuple[jax.Array, int]:
     return place.query_block * self.form.query_size, self.form.query_size
@@ -248,20 +261,18 @@ class Heads:
 
   def so_far(self, x: jax.Array, place: Place, *, of_keys: bool = False) -> jax.Array:
     """The part of a state that belongs to the queries of a tile, or to its keys, [1, *shape]."""
-    return lax.dynamic_slice_in_dim(x, self._number(place, of_keys=of_keys), 1, allow_negative_indices=False)
+    number = place.key_number if of_keys else place.query_number
+    return lax.dynamic_slice_in_dim(x, number, 1, allow_negative_indices=False)
 
   def put(self, x: jax.Array, place: Place, update: jax.Array, *, of_keys: bool = False) -> jax.Array:
     """A state with the part that belongs to the queries of a tile, or to its keys, [1, *shape], replaced."""
-    number = self._number(place, of_keys=of_keys)
+    number = place.key_number if of_keys else place.query_number
     return lax.dynamic_update_slice_in_dim(x, update, number, 0, allow_negative_indices=False)
 
   def add(self, x: jax.Array, place: Place, update: jax.Array, *, of_keys: bool = False) -> jax.Array:
     """A state with `update`, of its shape in a block, added to the part of a tile's queries, or of its keys."""
     # What is read keeps its shape up to where it is written: then XLA:CPU does both in one operation.
     return self.put(x, place, self.so_far(x, place, of_keys=of_keys) + update[None], of_keys=of_keys)
-
-  def _number(self, place: Place, *, of_keys: bool) -> jax.Array:
-    return place.own * self._num_blocks(of_keys=of_keys) + (place.key_block if of_keys else place.query_block)
 
   def allowed(self, place: Place) -> jax.Array | None:
     """What mask and segments, and in a tile that it cuts causality, allow in a tile, [keys, queries]; None if all."""

@@ -78,8 +78,8 @@ class Operands:
   """What tiles are computed from. Arrays have leading axes [B, N], of which size 1 is broadcast.
 
   Attributes:
-    query: [blocks·(H or H + 1), queries], turned, with a row of ones for each block if the keys hold the terms that are
-      added for each of them.
+    query: [blocks·H, queries], turned; if the keys hold the terms that are added for each of them, [blocks, H + 1,
+      queries] with a row of ones in each block.
     key: [blocks·C·keys, H or H + 1]: all components of a block together, so that one product yields all tiles; on CPUs
       with what is added for each key beside them, where that is one number for each product.
     row: [M, T'], or None. Where the components share the product, less the largest of them: that cancels.
@@ -126,9 +126,17 @@ def prepare(scores: Scores, limits: Limits, options: Options) -> Operands:
     leading = jnp.broadcast_shapes(key.shape[:2], bias.shape[:2])
     key = jnp.broadcast_to(key, (*leading, *key.shape[2:]))
     key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, 1))).at[..., -1].set(form.cut(bias))
-    query = jnp.pad(query, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
-    bias = None
+    return Operands(with_ones(query), key, row, column, None, form)
   return Operands(join(query), key, row, column, bias, form)
+
+
+def with_ones(x: jax.Array) -> jax.Array:
+  """[B, N, blocks, rows, columns] with another row in each block, of ones.
+
+  It is not to be joined: XLA:CPU would copy it twice, as what else reads from it would have the shape before. What is
+  only turned is to be joined: otherwise its first copy would lie in memory as it did, and a second one would turn it.
+  """
+  return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
 
 
 def _form(scores: Scores, options: Options) -> Form:

@@ -63,29 +63,40 @@ def _compiled_forward(
   options: Options, traced_for: Any, scores: Scores, value_BNSV: jax.Array, limits: Limits, factored: jax.Array | None
 ):
   del traced_for
-  operands = vary_alike((operands_lib.prepare(scores, limits, options), value_BNSV, limits, factored))
+  prepared = operands_lib.prepare(scores, limits, options)
+  form, value = prepared.form, prepared.form.pad_columns(value_BNSV, -2)
+  turned = form.turned(value, form.key_size)
+  # With ones the product that sums values also sums weights, unless dropout makes them differ.
+  rows = operands_lib.with_ones(turned) if limits.dropout_rows is None else join(turned)
+  operands, value = vary_alike(((prepared, rows, limits, factored), value))
   out_BNCVQ, log_normaliser = blocks.map_heads(_forward_heads, options, operands)
-  out_BTNV = join(jnp.einsum("bncvq->bcqnv", out_BNCVQ), 1)[:, : scores.query.shape[2]]
-  return out_BTNV, (operands, out_BNCVQ, log_normaliser)
+  out_BTNV = join(jnp.einsum("bncvq->bcqnv", out_BNCVQ), 1)[:, : form.T]
+  return out_BTNV, ((operands[0], value, *operands[2:]), out_BNCVQ, log_normaliser)
 
 
 @_compiled
 def _compiled_backward(options: Options, traced_for: Any, residuals: Any, by_out: jax.Array):
   del traced_for
-  operands, *results = residuals
-  by_out = jnp.einsum("btnv->bntv", by_out)
-  by_scores, by_value = blocks.map_heads(_backward_heads, options, (*operands, *results, by_out))
+  operands, out_BNCVQ, log_normaliser = residuals
+  form, (B, N, _, V, _) = operands[0].form, out_BNCVQ.shape
+  by_out = join(form.turned(form.pad_rows(jnp.einsum("btnv->bntv", by_out), -2), form.query_size))
+  # As a product with ones: XLA:CPU is slow with the sum of a product.
+  ones = jnp.full((B, N, V), NATS, by_out.dtype)
+  mean_by_weight = join(jnp.einsum("bnv,bncvq->bncq", ones, out_BNCVQ * by_out.reshape(out_BNCVQ.shape)))
+  operands = *operands, log_normaliser, by_out, mean_by_weight
+  by_scores, by_value = blocks.map_heads(_backward_heads, options, operands)
   return by_scores, by_value, None, None
 
 
-def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Outputs [B, N, blocks, V, queries] and log normalisers [B, N, T'] (+inf for a query that attends to nothing)."""
+def _forward_heads(heads: Heads, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Outputs [B, N, blocks, V, queries] and log normalisers [B, N, T'] (+inf for a query that attends to nothing).
+
+  Args:
+    heads: the operands of the scores.
+    value: [B, N, blocks, V + 1, keys], turned, with a row of ones in each block; with dropout [B, N, blocks·V, keys].
+  """
   form, exp = heads.form, exponential.of_tiles(heads.dtype)
-  V = value_BNSV.shape[3]
-  value = form.turned(form.pad_columns(value_BNSV, -2), form.key_size)
-  if heads.dropped is None:  # then with ones the same product sums the weights
-    value = jnp.pad(value, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
-  value = join(value)
+  V = value.shape[3] - 1 if heads.dropped is None else value.shape[2] * form.key_size // form.padded_S
 
   def tile(place: Place, state: tuple[jax.Array, jax.Array], keep: Keeper) -> tuple[jax.Array, jax.Array]:
     peaks, totals = state
@@ -115,22 +126,25 @@ def _forward_heads(heads: Heads, value_BNSV: jax.Array) -> tuple[jax.Array, jax.
 
 
 def _backward_heads(
-  heads: Heads, value_BNSV: jax.Array, out_BNCVQ: jax.Array, log_normaliser: jax.Array, by_out_BNTV: jax.Array
+  heads: Heads, value_BNSV: jax.Array, log_normaliser: jax.Array, by_out: jax.Array, mean_by_weight: jax.Array
 ) -> tuple[Scores, jax.Array]:
-  """The gradients by the scores' operands and by the values."""
+  """The gradients by the scores' operands and by the values; those by weights are in nats to begin with.
+
+  Args:
+    heads: the operands of the scores.
+    value_BNSV: padded.
+    log_normaliser: of the forward pass.
+    by_out: the derivatives by the outputs, [B, N, blocks·V, queries].
+    mean_by_weight: those by a query's weights, weighted by these, [B, N, T'].
+  """
   form, exp = heads.form, exponential.of_tiles(heads.dtype)
   C, M, H, V = form.products, form.components, form.H, value_BNSV.shape[3]
-  # Derivatives by scores are in nats, as those by weights are to begin with.
-  value, by_out = form.pad_columns(value_BNSV, -2), form.turned(form.pad_rows(by_out_BNTV, -2), form.query_size)
-  # As a product with ones: XLA:CPU is slow with the sum of a product.
-  ones = jnp.full((heads.B, heads.N, V), NATS, heads.dtype)
-  mean_by_weight, by_out = join(jnp.einsum("bnv,bncvq->bncq", ones, out_BNCVQ * by_out)), join(by_out)
   together = C * form.key_size
-  key_T = form.turned(heads.key[..., :H], together)
-  if form.has_row and M == C:  # with ones under the keys of each product, the one for dq also sums those by row terms
-    ones = jnp.repeat(jnp.eye(C, dtype=heads.dtype), form.key_size, axis=1)
-    key_T = jnp.concatenate([key_T, jnp.broadcast_to(ones, (*key_T.shape[:3], *ones.shape))], axis=3)
-  key_T = join(key_T)
+  keys = heads.key[..., :H]
+  if form.has_row and M == C:  # with ones beside the keys of each product, the one for dq also sums those by row terms
+    ones = jnp.tile(jnp.repeat(jnp.eye(C, dtype=heads.dtype), form.key_size, axis=0), (keys.shape[2] // together, 1))
+    keys = jnp.concatenate([keys, jnp.broadcast_to(ones, (*keys.shape[:3], C))], axis=3)
+  key_T = join(form.turned(keys, together))
 
   def tile(place: Place, state: dict[str, jax.Array], keep: Keeper) -> dict[str, jax.Array]:
     mixing, dropout, normaliser = heads.tile_mixing(place), heads.dropout(place), heads.rows(log_normaliser, place)
@@ -139,7 +153,7 @@ def _backward_heads(
     used = weights if dropout is None else keep(weights * dropout)
     own_by_out = keep(heads.row_block(by_out, place))
     by_value = keep(_times_transposed(used, own_by_out))
-    by_used = keep(keep(heads.columns(value, place, -2) * NATS) @ own_by_out)
+    by_used = keep(keep(heads.columns(value_BNSV, place, -2) * NATS) @ own_by_out)
     by_weight = (by_used if dropout is None else by_used * dropout) - heads.rows(mean_by_weight, place)
     gradient = tiles.backward(scores, normaliser, by_weight, heads.options.estep, mixing, exp)
     by_product = keep(tiles.by_product(gradient, C))
