@@ -7,7 +7,7 @@
 Mixture models have half the heads of the baselines, as in the paper. Contenders and sizes take turns in one process and
 the median of their times is shown: trust the ratios, not the milliseconds. FLOPs are those of the matrix products,
 counted from the shapes (forward, backward, and what "xla" computes again instead of storing it). PyTorch's attention
-takes part where it is installed.
+takes part where it is installed. The first and the last line say how far apart the cores were (`benchmarks.cores`).
 
 Sections:
     heads           half the heads against all of them, and the claims that are made of it
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import contenders, long_sequences, timing
+from benchmarks import contenders, cores, long_sequences, timing
 from benchmarks.contenders import Attentions, Sizes
 from mgk_jax import console
 from mgk_jax.training.workdir import write_json
@@ -168,9 +168,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     "long": lambda: long_sequences.report(Sizes(1, longest, *rest), arguments.longest, repeats),
   }
   print(f"forward + backward, float32; {platform.machine()}, {jax.devices()[0].device_kind}, jax {jax.__version__}")
+  print(cores.report(), flush=True)
   for section in sections:
     if section in arguments.sections:
       run[section]()
+  print(f"\n{cores.report()}")
 
 
 if __name__ == "__main__":
