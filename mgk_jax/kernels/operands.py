@@ -133,8 +133,8 @@ def prepare(scores: Scores, limits: Limits, options: Options) -> Operands:
 def with_ones(x: jax.Array) -> jax.Array:
   """[B, N, blocks, rows, columns] with another row in each block, of ones.
 
-  It is not to be joined: XLA:CPU would copy it twice, as what else reads from it would have the shape before. What is
-  only turned is to be joined: otherwise its first copy would lie in memory as it did, and a second one would turn it.
+  It is not to be joined: XLA:CPU would make it a second time for what reads a single number of it, in the shape before.
+  What is only turned is to be joined: otherwise a first copy would lie in memory as it did, and a second be turned.
   """
   return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
 

@@ -106,7 +106,7 @@ def responsibilities(scores: Tiles, estep: str, mixing: Mixing | None, exp: Expo
   if estep == "hard":
     return _to_winners(jnp.ones((), scores[0].dtype), scores)
   # Beyond 127 the share is nothing, be it of a power of e or of 2. A component's own part of the sum is one.
-  differences = [[other - score for other in scores if other is not score] for score in scores]
+  differences = [[scores[r] - score for r in range(len(scores)) if r != own] for own, score in enumerate(scores)]
   ratios = [[exp(jnp.where(x > 127, 127, x)) for x in row] for row in differences]
   return [1 / _sum([jnp.ones_like(score), *row]) for score, row in zip(scores, ratios, strict=True)]
 
