@@ -35,6 +35,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from mgk_jax.kernels import dispatch
 from mgk_jax.kernels.exponential import NATS
 from mgk_jax.kernels.heads import vary_alike
 from mgk_jax.kernels.precision import at_least_float32
@@ -108,14 +109,25 @@ def shifted_gaussian(
   return Scores(*_by_head(query_BTNH, key_BSNH[:, :, :, None]), row, column, shared, precision[None])
 
 
+def _times_shifts(x_BLNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
+  """x_l·b_r, [B, N, M, L]."""
+  if dispatch.platform() == "gpu":  # whose products read x as it lies
+    return jnp.einsum("blnh,nmh->bnml", x_BLNH, shift_NMH)
+  return _turned_times_shifts(x_BLNH, shift_NMH)
+
+
+def _square_norms(x_BLNH: jax.Array) -> jax.Array:
+  """‖x_l‖², [B, N, L]."""
+  return jnp.einsum("blnh,blnh->bnl", x_BLNH, x_BLNH) if dispatch.platform() == "gpu" else _turned_square_norms(x_BLNH)
+
+
 # XLA:CPU takes long for products with few rows or columns unless positions are the last axis of all that is multiplied,
 # and long to turn what it has computed so. Hence derivatives of their own, for a single result each: JAX's `vmap` would
-# count those by one that is not mapped beside one that is for every example.
+# count those by one that is not mapped beside one that is for every example. TPUs need less memory with it, too.
 
 
 @jax.custom_vjp
-def _times_shifts(x_BLNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
-  """x_l·b_r, [B, N, M, L]."""
+def _turned_times_shifts(x_BLNH: jax.Array, shift_NMH: jax.Array) -> jax.Array:
   x_BNHL = jnp.einsum("blnh->bnhl", x_BLNH)
   shift_BNMH = shift_NMH + jnp.zeros_like(x_BNHL[..., :1].swapaxes(2, 3))  # on the devices of each example
   return shift_BNMH @ x_BNHL
@@ -127,17 +139,18 @@ def _by_times_shifts(operands: tuple[jax.Array, jax.Array], by: jax.Array) -> tu
   return functools.reduce(jnp.add, parts), jnp.sum(jnp.einsum("bnml,blnh->bnmh", by, x), axis=0)
 
 
-_times_shifts.defvjp(lambda *operands: (_times_shifts(*operands), operands), _by_times_shifts)
+_turned_times_shifts.defvjp(lambda *operands: (_turned_times_shifts(*operands), operands), _by_times_shifts)
 
 
 @jax.custom_vjp
-def _square_norms(x_BLNH: jax.Array) -> jax.Array:
-  """‖x_l‖², [B, N, L]."""
+def _turned_square_norms(x_BLNH: jax.Array) -> jax.Array:
   squares = jnp.einsum("blnh->bnhl", x_BLNH) ** 2
   return (jnp.ones_like(squares[..., :1].swapaxes(2, 3)) @ squares)[:, :, 0]
 
 
-_square_norms.defvjp(lambda x: (_square_norms(x), x), lambda x, by: (2 * jnp.einsum("bnl,blnh->blnh", by, x),))
+_turned_square_norms.defvjp(
+  lambda x: (_turned_square_norms(x), x), lambda x, by: (2 * jnp.einsum("bnl,blnh->blnh", by, x),)
+)
 
 
 def dot_product(query_BTNH: jax.Array, key_BSNH: jax.Array) -> Scores:
