@@ -37,6 +37,40 @@ assert os.sched_getaffinity(0) == before
   assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False).returncode == 0
 
 
+@needs_two_cores
+def test_an_interruption_leaves_no_process_behind():
+  """In a process of its own, which would wait for ever for one that waits for a number."""
+  program = """
+import os
+from benchmarks import cores
+
+here, mine, choose = os.getpid(), sorted(os.sched_getaffinity(0)), os.sched_setaffinity
+
+def interrupted(pid, chosen):
+  if os.getpid() == here and chosen == {mine[0]}:
+    raise KeyboardInterrupt
+  choose(pid, chosen)
+
+os.sched_setaffinity = interrupted
+try:
+  cores.round_trip(*mine[:2])
+except KeyboardInterrupt:
+  print("interrupted")
+try:
+  os.waitpid(-1, 0)
+except ChildProcessError:
+  print("alone")
+"""
+  found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+  assert found.stdout.split() == ["interrupted", "alone"], found.stderr
+
+
+def test_it_is_told_why_nothing_was_measured(monkeypatch):
+  failed = subprocess.CompletedProcess([], 2, stdout="", stderr="usage: …\nerror: it takes two cores\n")
+  monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+  assert cores.report() == "from core to core: not measured, error: it takes two cores"
+
+
 def test_a_single_core_is_told(monkeypatch, capsys):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
   monkeypatch.setattr(os, "sched_setaffinity", print, raising=False)
